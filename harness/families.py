@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from harness.errors import UsageError, nearest, shown, shown_place, user_place
 
@@ -82,18 +83,25 @@ _FIRST = (
 """Rules that come first."""
 _RULES = (
     ("copy", r"^stream$"),  # which measures what a memory can do
+    ("elementwise_unrolled", r"rotary|(^|_)rope(_|$)"),  # whose names may have "embedding", too
     ("unscale", r"non_finite_check_and_unscale"),
     ("optimiser", r"amp_update_scale"),
     ("optimiser", r"multi_tensor_apply|^aten::_foreach_|^aten::_fused_(adam|sgd|adagrad)|fused_?adam|fused_?sgd"),
-    ("attention", r"flash|fmha|attention|sdpa|^mha_|_mha_"),
+    ("attention", r"flash|fmha|attention|sdpa|^mha_|_mha_|attn_(fwd|bwd|inner)"),
     ("convolution", rf"{_CONVOLUTION}im2col|col2im|cudnn::gemm|fft2d|implicit_gemm"),
     ("normalisation", rf"{_NORM}|RowwiseMoments|GammaBetaBackward|batchnorm|cudnn::bn_|ComputeFusedParams"),
     ("softmax", r"softmax"),
     ("gemm", r"gemm|gemv|nvjet|cublas|cutlass|_xmma_|splitkreduce|^dot_kernel|reduce_1Block|linear_pointwise|qlinear"),
     ("copy", rf"{_COPY}embedding|transpose_|nchw_?to|nhwc_?to|window_[pr]|FillFunctor|permute|triu|tril"),
-    ("reduction", r"reduce_kernel|_reduce_|reduction|nll_loss|pool|cross_entropy|cub::.*Reduce"),
+    (
+        "reduction",
+        r"reduce_kernel|_reduce_|reduction|nll_loss|pool|cross_entropy|cub::.*(Reduce|Scan|Sort|Histogram|Select|Unique)",
+    ),
     ("elementwise_vectorised", r"vectorized_elementwise|fused_dropout_kernel_vec"),
-    ("elementwise_unrolled", r"elementwise|fused_dropout|masked_fill|where_kernel|pointwise"),
+    (
+        "elementwise_unrolled",
+        r"swiglu|geglu|elementwise|fused_dropout|masked_fill|where_kernel|pointwise",
+    ),
 )
 _DECLARED: dict[tuple[str, str], None] = {}
 """Rules for kernels that ops bring along, in the order in which they were declared."""
@@ -106,7 +114,10 @@ def declare(family_name: str, pattern: str) -> None:
     Of several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for
     a pattern that is no regular expression, with the file and line of the declaration.
     """
-    where = shown_place(user_place())
+    _declare(shown_place(user_place()), family_name, pattern)
+
+
+def _declare(where: str, family_name: object, pattern: object) -> None:
     if not isinstance(pattern, str):
         raise UsageError(f"{where}: the pattern {shown(pattern)} isn't text", "a regular expression is allowed")
     if not isinstance(family_name, str) or family_name not in FAMILIES:
@@ -119,6 +130,28 @@ def declare(family_name: str, pattern: str) -> None:
         raise UsageError(f"{where}: {shown(pattern)} is no regular expression: {error}", advice) from None
     _DECLARED[family_name, pattern] = None
     family.cache_clear()
+
+
+def read(file: Path) -> None:
+    """Declare what a user's file says: a family and a pattern a line, such as 'attention ^my_kernel'.
+
+    '#' begins a comment.
+    Raises UsageError, with the file and the line, for a file that can't be read, a line that lacks a part, and for what
+    `declare` refuses.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{file}: can't be read: {error}", "name a text file with a family and a pattern a line"
+        ) from None
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split(maxsplit=1)
+        if not words:
+            continue
+        if len(words) < 2:
+            raise UsageError(f"{file}:{number}: '{words[0]}' has no pattern", "write a family, a space and a pattern")
+        _declare(f"{file}:{number}", words[0], words[1].strip())
 
 
 @lru_cache(maxsize=4096)

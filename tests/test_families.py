@@ -1,7 +1,9 @@
 # ruff: noqa: E501 - names are as long as profilers write them
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,9 @@ NAMES = {
         "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::half_t, cutlass::arch::Sm80>)",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
         "triton_tem_fused_flex_attention_1",
+        "_attn_fwd",
+        "_attn_bwd_dkdv",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<cutlass::half_t>>>(Params)",
     ],
     "normalisation": [
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)",
@@ -67,6 +72,10 @@ NAMES = {
         "triton_poi_fused_convolution_relu_0",
     ],
     "elementwise_unrolled": [
+        "rotary_kernel",
+        "_rope_embedding",
+        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*)",
+        "_swiglu_forward_kernel",
         "void at::native::unrolled_elementwise_kernel<at::native::BinaryFunctor<float, float, float, at::native::MulFunctor>>(int)",
         "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<float> > >(int)",
         "void at::native::elementwise_kernel_manual_unroll<128, 8, at::native::gpu_kernel_impl<at::native::CUDAFunctor_add>>(int)",
@@ -74,6 +83,8 @@ NAMES = {
         "void at::native::(anonymous namespace)::distribution_elementwise_grid_stride_kernel<float, 4, normal>(int)",
     ],
     "reduction": [
+        "void cub::CUB_200700_900_NS::DeviceRadixSortOnesweepKernel<Policy, false, long, long, int>(int*)",
+        "void cub::CUB_200700_900_NS::DeviceScanKernel<Policy, int*>(int*)",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<float, sum_functor> > >(R)",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float, float, float> > >(R)",
         "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>(float*, float*)",
@@ -161,3 +172,39 @@ def test_a_family_that_isnt_known_and_a_broken_pattern_are_refused() -> None:
     assert caught.value.advice == "did you mean 'copy'?"
     with pytest.raises(UsageError, match=r"test_families\.py:\d+: '\(' is no regular expression"):
         families.declare("copy", "(")
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test declares is forgotten after it."""
+    monkeypatch.setattr(families, "_DECLARED", {})
+    family.cache_clear()
+    yield
+    family.cache_clear()
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_users_file_says_of_which_families_kernels_are(tmp_path: Path) -> None:
+    assert family("mystery_fwd<float>") == OTHER
+    file = tmp_path / "mine.txt"
+    file.write_text("# ours\n\nattention ^mystery_(fwd|bwd)  # both\ngemm   strange product\n")
+    families.read(file)
+    assert family("mystery_fwd<float>") == "attention"
+    assert family("a strange product of mine") == "gemm"
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gemm", "mine.txt:1: 'gemm' has no pattern"),
+        ("\ngem x", "mine.txt:2: kernels like 'x' can't be of the family 'gem'"),
+        ("gemm (", "mine.txt:1: '(' is no regular expression"),
+    ],
+)
+def test_a_line_that_says_nothing_is_told_with_its_number(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "mine.txt").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        families.read(tmp_path / "mine.txt")
+    with pytest.raises(UsageError, match="can't be read"):
+        families.read(tmp_path / "nowhere.txt")

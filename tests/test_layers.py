@@ -44,6 +44,7 @@ ROWS = [
     {"explain"},
     {"report"},
     {"judge"},
+    {"ladder"},
     {"api"},
     {"environment"},
     {"cli"},

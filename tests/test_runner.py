@@ -307,9 +307,9 @@ def repeated(tmp_path_factory: pytest.TempPathFactory, job: MakeJob, run_jobs: R
         yield Repeated(jobs, lambda **options: again(ops={"fault": ops["fault"]}, **options), found, home)
 
 
-def test_repeating_takes_a_fresh_process_each_time(repeated: Repeated) -> None:
+def test_repeating_takes_a_fresh_process_each_time_and_goes_back_the_way_it_came(repeated: Repeated) -> None:
     found = [(m.case.id, m.process) for m in repeated.found.measurements]
-    assert found == [(j.case.id, p) for p in (0, 1) for j in repeated.jobs]
+    assert found == [(repeated.jobs[number].case.id, process) for number, process in ((0, 0), (1, 0), (1, 1), (0, 1))]
     first, also_first, second, also_second = (pid for _, pid in log(repeated.home))
     assert first == also_first != second == also_second
 

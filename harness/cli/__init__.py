@@ -17,6 +17,7 @@ from harness.cli import (
     explain,
     gate,
     judge,
+    ladder,
     launch,
     listing,
     peak,
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.command)
 app.command("check", epilog=check.EXAMPLES)(check.command)
 app.command("judge", epilog=judge.EXAMPLES)(judge.command)
+app.command("ladder", cls=ladder.LadderCommand, epilog=ladder.EXAMPLES)(ladder.command)
 app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)

@@ -105,6 +105,10 @@ def command(
     wait: Annotated[
         int | None, typer.Option(min=0, help="A program: steps of its optimizer before the recording; 10 unless told.")
     ] = None,
+    families: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Families of your own kernels, a line each: 'attention ^my_kernel'."),
+    ] = None,
     active: Annotated[
         int | None, typer.Option(min=1, help="A program: steps of its optimizer to record then; 5 unless told.")
     ] = None,
@@ -114,15 +118,18 @@ def command(
     The cases are timed first, unless a run is named by --run. Then each is prepared, checked, and called a few times
     under the tool. What it found stands in the run's folder, and in its report.
     """
+    from harness.families import read as read_families
     from harness.profile import Ways, tools
 
     known, given = tools(), ctx.meta[_OPTIONS]
+    if families is not None:
+        read_families(families)
     if tool not in known:
         raise UsageError(f"no tool is named '{tool}'", nearest(tool, known))
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
         if any((scenarios, run, only, variants, device, ops, print_only, import_file, given)):
-            told = "a program behind '--' takes no options but --output, --wait and --active"
+            told = "a program behind '--' takes no options but --output, --families, --wait and --active"
             raise UsageError(told, "leave the other options out")
         _profile_program(tool, program, output, wait, active)
         return

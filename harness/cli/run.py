@@ -100,11 +100,11 @@ def command(
 
     Options that take NAMES or TAGS may be repeated, or given with commas. Progress goes to standard error.
     """
-    from harness import devices, scenario, units
+    from harness import devices, scenario
     from harness.ops import Catalogue
 
     if resume is not None:
-        output = _resumed(resume, output)
+        output = resumed(resume, output)
     if not scenarios:
         raise UsageError("Missing argument SCENARIO", "'harness list scenarios' shows the bundled ones")
     if json and json not in resuming.STREAMS and not Path(json).parent.is_dir():
@@ -133,16 +133,26 @@ def command(
     if plan.left_out and not quiet:
         typer.echo(plan.left_out, err=True)
     request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
-    began = time.monotonic()
     again = resuming.told_command(folder, scenarios, plugins, output=output, resume=resume)
-    run = _measure(plan, again, folder=folder, fresh=fresh_ceilings, quiet=quiet, **request)
+    _judge(measured(plan, again, folder=folder, fresh=fresh_ceilings, quiet=quiet, json=json, **request))
+
+
+def measured(plan: Plan, again: str, *, folder: Path, quiet: bool, json: str | None, **request: Any) -> Run:
+    """Carry out a plan, print its results, and write its report. again: the command that would go on after Ctrl-C.
+
+    request: what `runner.run` takes besides.
+    """
+    from harness import units
+
+    began = time.monotonic()
+    run = _measure(plan, again, folder=folder, quiet=quiet, **request)
     _print(run, json, quiet)
-    write_report(folder, plugins)
+    write_report(folder, request["plugins"])
     if not quiet:
         took = timedelta(seconds=round(time.monotonic() - began))
         typer.echo(f"{units.plural(len(run.measurements), 'measurement')}, {took}", err=True)
     typer.echo(f"report: {folder}{os.sep}", err=json == "stdout")
-    _judge(run)
+    return run
 
 
 def _judge(run: Run) -> None:
@@ -159,7 +169,7 @@ def _judge(run: Run) -> None:
     raise typer.Exit(Exit.CASES_FAILED)
 
 
-def _resumed(folder: str, output: Path | None) -> Path:
+def resumed(folder: str, output: Path | None) -> Path:
     """The folder of the run to go on with, by --resume or by --output."""
     if folder and output and Path(folder) != output:
         raise UsageError(f"--resume={folder} and --output={output} name two folders", "leave out --output")

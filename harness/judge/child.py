@@ -58,7 +58,20 @@ def _export(request: Answer) -> Answer:
     return {"manifest": json.dumps(loading.load(request["file"], loading.CANDIDATE).export())}
 
 
-ACTIONS: dict[str, Callable[[Answer], Answer]] = {"survey": _survey, "calls": _calls, "export": _export}
+def _ladder(request: Answer) -> Answer:
+    """What there is to know of a user's training step. Whoever makes an op of it runs the step."""
+    from harness import devices, discover
+
+    entry = next(one for one in discover.entry_points("harness.ladders") if one.name == request["entry"])
+    place = devices.kinds()[request["device"]].torch_device.type
+    answer: Answer = discover.load(entry).survey({**request, "device": place})
+    return answer
+
+
+ACTIONS: dict[str, Callable[[Answer], Answer]] = {
+    "survey": _survey, "calls": _calls, "export": _export, "ladder": _ladder
+}  # fmt: skip
+"""What a process may be asked for."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,10 +13,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 from harness.profile._trace import BEGIN, END
 
 
@@ -25,6 +26,10 @@ class Window(NamedTuple):
 
     wait: int
     active: int
+
+
+_TOLD = -1
+"""Who counts steps where the program says itself where they end, by harness.step(). Optimizers have numbers above 0."""
 
 
 class Recorder:
@@ -42,9 +47,14 @@ class Recorder:
         self._was_interrupted = False
 
     def step(self, stepping: int) -> None:
-        """A step has ended. stepping: who counts; what counts first goes on counting, as programs may have several."""
+        """A step has ended. stepping: who counts; what counts first goes on counting, as programs may have several.
+
+        A program that says itself where its steps end is believed from then on, unless the recording has begun.
+        """
         if self._stepping is None:
             self._stepping = stepping
+        elif stepping == _TOLD != self._stepping and self._steps < max(1, self._window.wait):
+            self._stepping, self._steps = _TOLD, 0
         if stepping != self._stepping or not self._is_on:
             return
         self._steps += 1
@@ -76,7 +86,8 @@ class Recorder:
     def told(self) -> str:
         """What was recorded, in a sentence."""
         wait, last = self._window.wait, min(self._steps, sum(self._window))
-        steps = f"steps {wait + 1} to {last} of its optimizer; others by --wait and --active"
+        whose = "by harness.step()" if self._stepping == _TOLD else "of its optimizer"
+        steps = f"steps {wait + 1} to {last} {whose}; others by --wait and --active"
         what = "the whole program" if self._steps <= wait else steps
         return f"recorded: {what}{', until its own profiler began' if self._was_interrupted else ''}"
 
@@ -100,6 +111,8 @@ def recording(path: Path, window: Window) -> Iterator[None]:
 
     recorder = Recorder(path, window)
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: recorder.step(id(optimizer)))
+    told = partial(recorder.step, _TOLD)
+    harness._watching.append(told)
     begin = profile._prepare_trace
     profile._prepare_trace = recorder.give_way(begin)
     try:
@@ -107,6 +120,7 @@ def recording(path: Path, window: Window) -> Iterator[None]:
     finally:
         profile._prepare_trace = begin
         hook.remove()
+        harness._watching.remove(told)
         recorder.stop()
         if os.getpid() == recorder.process:
             print(recorder.told(), file=sys.stderr)  # noqa: T201

@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from harness.discover import entry_points, load
 from harness.errors import UsageError, brief, described
 from harness.model import Run
 from harness.ops.catalogue import LOADED
@@ -83,7 +84,14 @@ def _given(what: str, lines: Sequence[Line]) -> list[Any]:
 def _of(name: str) -> object:
     """What the op says of its reports; None if it says nothing, or isn't loaded."""
     op = LOADED.get(name)
-    return _pages(name, op.pages) if op and op.pages else None
+    pages = op.pages if op else _of_ladder(name)
+    return _pages(name, pages) if pages else None
+
+
+def _of_ladder(name: str) -> str:
+    """The pages of an op that `harness ladder` made of a user's step, whose plug-in isn't loaded; '' for other ops."""
+    ladders = (load(entry) for entry in entry_points("harness.ladders"))
+    return next((str(one.PAGES) for one in ladders if name.startswith(one.PREFIX)), "")
 
 
 @cache

@@ -147,6 +147,11 @@ def test_a_model_with_our_functions_learns(python: Harness) -> None:
 
 
 @pytest.mark.gpu
+def test_the_ladder_of_a_step_has_our_kernels_in_its_rungs(python: Harness) -> None:
+    shown = python("-m", "harness", "ladder", EXAMPLES / "ladder_step.py", "--device=cpu", "--dry-run")
+    assert "ladder_step/patched_graph/bfloat16/B32" in shown
+
+
 def test_a_model_with_our_kernels_learns() -> None:
     losses = example("in_a_model").train(50, "cuda")
     assert losses[-1] < losses[0] / 2

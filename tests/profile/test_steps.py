@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+import harness
 from harness.profile import _steps
+from harness.profile._trace import BEGIN, END
 
 PROGRAM = Path(__file__).with_name("steps_recorded.py")
 
@@ -51,3 +53,42 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         raise RuntimeError("the program's")
     assert (profile._prepare_trace, dict(optimizer._global_optimizer_post_hooks)) == before
+
+
+def test_a_program_may_say_itself_where_its_steps_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its optimizer makes two steps in each of them; the first one counts until the program speaks."""
+    marks: list[tuple[str, int]] = []
+    calls: list[None] = []
+    monkeypatch.setattr(torch.profiler, "profile", MagicMock())
+    monkeypatch.setattr(_steps.Recorder, "_mark", lambda _, name: marks.append((name, len(calls))))
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight])
+    harness.step()  # nobody listens
+    with _steps.recording(tmp_path / "trace.json", _steps.Window(3, 2)):
+        for _ in range(7):
+            calls.append(None)
+            optimizer.step()
+            optimizer.step()
+            harness.step()
+    assert marks == [(BEGIN, 3), (END, 5)]
+    assert capsys.readouterr().err == "recorded: steps 4 to 5 by harness.step(); others by --wait and --active\n"
+    assert harness._watching == []
+
+
+def test_a_program_that_speaks_too_late_keeps_its_optimizers_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(torch.profiler, "profile", MagicMock())
+    monkeypatch.setattr(_steps.Recorder, "_mark", lambda _, name: marks.append(name))
+    with _steps.recording(tmp_path / "trace.json", _steps.Window(1, 2)):
+        recorder = cast(Any, harness._watching[0]).func.__self__
+        for _ in range(2):
+            recorder.step(7)
+        harness.step()
+        assert marks == [BEGIN]
+        recorder.step(7)
+    assert marks == [BEGIN, END]

@@ -7,6 +7,8 @@
     model = Swin(MODELS["swin_t"], nn.swin_operators()).cuda()
     optimizer, scaler = nn.AdamW(model.parameters(), lr=1e-3), nn.GradScaler()
 
+`patch(model)` puts them into a model of somebody else, and says what it swapped and what not.
+
 Each function is an operator of torch (harness::layer_norm and so on), which torch.compile takes as it is, without a
 break. It launches our kernel `tuned` for the tensor's type and sizes; torch does what no kernel of ours can: float64,
 float32 where kernels take halves, and everything on a CPU. Second derivatives aren't there, but for the windows.
@@ -26,6 +28,7 @@ from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
 from harness.collection.nn._memory import forget
 from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._patch import Patched, patch
 from harness.collection.nn._rows import layer_norm, rms_norm, softmax
 from harness.collection.nn._scaler import GradScaler
 from harness.collection.nn._unscale import unscale_
@@ -34,6 +37,7 @@ from harness.collection.nn._windows import norm_partition, window_partition, win
 __all__ = [
     "AdamW",
     "GradScaler",
+    "Patched",
     "batch_norm_add_relu",
     "bert_operators",
     "bias_dropout_residual",
@@ -43,6 +47,7 @@ __all__ = [
     "layer_norm",
     "manual_seed",
     "norm_partition",
+    "patch",
     "resnet_operators",
     "rms_norm",
     "softmax",

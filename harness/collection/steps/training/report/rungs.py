@@ -101,7 +101,7 @@ def groups(lines: Sequence[Line]) -> list[RungGroup]:
     """The rungs of one scenario by their setting; none if its op isn't one of training."""
     found: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
-        if line.case.op in _ladders.LADDERS and line.result.time:
+        if _ladders.is_ladder(line.case.op) and line.result.time:
             found[line.case.group].append(line)
     return [_group(own) for own in found.values()]
 

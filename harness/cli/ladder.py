@@ -1,0 +1,192 @@
+"""`harness ladder`: what makes a user's own training step faster, rung by rung."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from harness.cli import resuming, values
+from harness.cli import run as running
+from harness.cli.options import Device, MaxTime, Only, Ops, Precision
+from harness.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from harness.ladder import Laddered
+    from harness.model import Run
+    from harness.ops import Op
+    from harness.scenario import Plan
+
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness ladder step.py                       a file with model(), batch(), loss(model, *batch)\n"
+    "  harness ladder step.py --dtype float16 --variants float32,amp,compile\n"
+    "  harness ladder step.py --repeat 3 --output reports/mine\n"
+    "  harness ladder step.py --output reports/mine --resume\n"
+    "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
+    "  harness ladder --model transformers:bert\n"
+    "\n\b\nExit codes:\n"
+    "  0 the first rung has a time, whatever became of others\n"
+    "  2 the step or the request can't be carried out\n"
+    "  4 the machine can't give valid numbers\n"
+    "  5 the first rung has no time: nothing can be compared"
+)
+
+
+class LadderCommand(TyperCommand):
+    """`ladder`, whose --resume may stand without a folder: then it is the folder of --output."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments parsed."""
+        return super().parse_args(ctx, resuming.spelled(args))
+
+
+def command(
+    step: Annotated[
+        Path | None, typer.Argument(metavar="STEP.PY", help="File with the step.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="LIBRARY:NAME", help="timm:NAME or transformers:NAME, in place of a file.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Items of a batch, with --model.")] = 32,
+    device: Device = None,
+    only: Only = None,
+    variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these rungs.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Type of halves, bfloat16 unless told; with both, two ladders."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the rungs; measure nothing.")] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Measure in N fresh processes, each in another order.")
+    ] = 1,
+    resume: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Go on with the run in FOLDER: name the step again.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run. Default: a new one in reports/.")
+    ] = None,
+    ops: Ops = None,
+    precision: Precision = None,
+    max_time: MaxTime = None,
+    profile: Annotated[
+        bool, typer.Option("--profile/--no-profile", help="Record each rung's kernels after the times.")
+    ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what fails, and where the report lies.")] = False,
+) -> None:
+    """Say what makes a training step of your own faster, rung by rung, and give the code of the fastest rung.
+
+    The file gives functions: model(), batch(), and loss(model, *batch) or step(model, optimizer, *batch); it may give
+    optimizer(parameters). Each rung's losses and gradients are checked against float32. A rung that fails costs only
+    itself. The file's code runs in processes of its own.
+    """
+    from harness import devices, ladder, store
+    from harness.cli import dry_run as preview
+    from harness.scenario import Selection
+
+    if (step is None) == (model is None):
+        raise UsageError(
+            "name either a file or --model", "harness ladder step.py, or --model timm:vit_base_patch16_224"
+        )
+    if step is not None and not step.is_file():
+        raise UsageError(f"{step}: there is no such file", "name a file that gives model, batch and loss")
+    if resume is not None:
+        output = running.resumed(resume, output)
+    kind = devices.choose(device)
+    source = str(step or model)
+    found = ladder.laddered(source, kind, batch)
+    folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    selection = Selection(
+        device=kind,
+        only=tuple(only or ()),
+        variants=values.names(variants),
+        dtypes=values.names(dtype) or ("bfloat16",),
+        precision=precision,
+        max_time=max_time,
+    )
+    if not quiet:
+        typer.echo(f"harness.nn.patch: {found.said}", err=True)
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="ladder-") as home:
+            plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)
+        _show(plan, catalogue)
+        preview.show(plan, catalogue, kind, repeat)
+        return
+    if (folder / store.HEADER).exists() and resume is None:
+        raise UsageError(f"{folder}: holds a run already", "go on with it by --resume, or choose another --output")
+    plugin = _plugin(found, folder)
+    plugins = (plugin, *(ops or ()))  # which may add rungs to its op
+    plan, catalogue = found.planned(plugins, selection)
+    added = [] if resume is not None else [*([] if output else [f"--output={folder}"]), "--resume"]
+    again = shlex.join(["harness", *sys.argv[1:], *added])
+    request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
+    run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
+    if profile:
+        _profile(folder, plugins)
+    _end(run, folder, plugin, quiet=quiet)
+
+
+def _plugin(found: Laddered, folder: Path) -> Path:
+    """The plug-in of the step, written into a folder."""
+    from harness import ladder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plugin = folder / ladder.FILE
+    plugin.write_text(found.text, encoding="utf-8")
+    return plugin
+
+
+def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
+    """Print what each rung changes, or why it is none here."""
+    from rich.table import Table
+
+    from harness.cli.console import open_console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rung", no_wrap=True)
+    table.add_column("what it changes")
+    for case in (job.case for job in plan.jobs):
+        variant = ops[case.op].variants[case.variant]
+        reason = variant.unsupported(case) if variant.unsupported else None
+        table.add_row(case.variant, f"not here: {reason}" if reason else variant.summary)
+    open_console().print(table)
+
+
+def _profile(folder: Path, plugins: Sequence[Path]) -> None:
+    """Let `harness profile torch` record the rungs' kernels, which the report shows by family.
+
+    If it fails, a message says so, and nothing else is lost.
+    """
+    from harness.processes import python
+
+    arguments = ["profile", "torch", "--run", str(folder), *(f"--ops={plugin}" for plugin in plugins)]
+    process = subprocess.run(
+        python.command("harness", arguments), stdout=subprocess.DEVNULL, env=python.environment(), check=False
+    )
+    if process.returncode:
+        typer.echo(f"the kernels weren't recorded; to try again: harness {shlex.join(arguments)}", err=True)
+
+
+def _end(run: Run, folder: Path, plugin: Path, *, quiet: bool) -> None:
+    """Say what to use, and raise typer.Exit if the first rung has no time."""
+    from harness.report import sections
+    from harness.report.frame import by_scenario
+
+    found = [note.text for _, lines in by_scenario(run) for note in sections.verdicts(lines)]
+    for text in found:
+        typer.echo(text)
+    if not quiet:
+        typer.echo(f"why a rung takes so long: harness explain '*' --run {folder}", err=True)
+        typer.echo(f"what its kernels do: harness profile nsys --run {folder} --ops {plugin}", err=True)
+    baseline = {scenario.baseline for scenario in run.header.scenarios}
+    if not any(result.time is not None for result in run.results if result.case.variant in baseline):
+        typer.echo("the first rung has no time, so nothing can be compared", err=True)
+        raise typer.Exit(Exit.CASES_FAILED)

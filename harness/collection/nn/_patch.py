@@ -1,0 +1,165 @@
+"""`patch`: our kernels put into a model that somebody else has written, and what could not be put in, with reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.collection.nn import _patched_blocks, _patched_modules
+from harness.collection.nn._adamw import AdamW
+from harness.collection.nn._scaler import GradScaler
+
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Something that now runs by ours. name: the module's in the model. was: its class. now: the function of ours."""
+
+    name: str
+    was: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that stays as it was. why: the reason, in a few words."""
+
+    name: str
+    was: str
+    why: str
+
+
+@dataclass(slots=True)
+class Patched:
+    """What `patch` has done. str() of it says so in a few lines.
+
+    model: the model that was given. optimizer, scaler: ours, or the given ones where ours can't stand for them.
+    """
+
+    model: nn.Module
+    optimizer: Any = None
+    scaler: Any = None
+    swapped: list[Swap] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    undone: list[Callable[[], object]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Make the model what it was. The given optimizer and scaler go on from the state of ours."""
+        while self.undone:
+            self.undone.pop()()
+
+    def __str__(self) -> str:
+        """What was swapped and what was left, alike things in one line."""
+        lines = [f"swapped: {len(self.swapped)}, left: {len(self.left)}"]
+        lines += _told(((one.was, f"-> {one.now}"), one.name) for one in self.swapped)
+        lines += _told(((one.was, f"left: {one.why}"), one.name) for one in self.left)
+        return "\n".join(lines)
+
+
+def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patched:
+    """Put our kernels into a model, in place; `undo()` of the result takes them out again.
+
+        patched = nn.patch(model, optimizer, scaler)
+        optimizer, scaler = patched.optimizer, patched.scaler
+        print(patched)
+
+    What is swapped: nn.LayerNorm, nn.RMSNorm, and classes that compute the same; nn.Softmax over the last dimension;
+    nn.Dropout; batch norm followed by ReLU, also with an addition between them, within one module's forward; a linear
+    layer followed by dropout and an addition; softmax, layer_norm, rms_norm and dropout that a module's forward calls
+    as functions; the operators of the models in harness.collection.models, windows among them. A torch.optim.AdamW
+    becomes our AdamW and a GradScaler ours, each with its state; a scheduler of the rate must be made after that.
+
+    Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
+    keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
+    numbers shows that it computes the same. Patch before torch.compile and before DDP. Under autocast our norms and
+    softmax hand on halves, where torch's hand on float32. Our dropout has random numbers of its own
+    (`nn.manual_seed`), and can't be computed anew by torch.utils.checkpoint. A patched model can be deep-copied; to
+    pickle it whole, undo the patch first (its state_dict needs nothing).
+
+    Not covered: windows, attention and norms that a model writes out by hand in single operations; modules of
+    torch.jit; functions that are called more than one function below a module's forward.
+    """
+    done = Patched(model, optimizer, scaler)
+    for found in (_patched_blocks.operators, _patched_blocks.blocks, _patched_modules.modules, _patched_modules.calls):
+        for name, was, now, undo in found(model):
+            if undo is None:
+                done.left.append(Left(name, was, now))
+            else:
+                done.swapped.append(Swap(name, was, now))
+                done.undone.append(undo)
+    if optimizer is not None:
+        _optimizer(done)
+    if scaler is not None:
+        _scaler(done)
+    return done
+
+
+def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
+    """Why our AdamW can't stand for an optimizer; '' if it can."""
+    if type(optimizer) is not torch.optim.AdamW:
+        return "our optimizer is AdamW"
+    for group in optimizer.param_groups:
+        for option in ("amsgrad", "maximize", "differentiable"):
+            if group.get(option):
+                return f"our AdamW has no {option}"
+        if isinstance(group["lr"], torch.Tensor):
+            return "its rate is a tensor, our AdamW takes a number"
+    return ""
+
+
+def _optimizer(done: Patched) -> None:
+    given = done.optimizer
+    if isinstance(given, AdamW):
+        return
+    if why := why_no_adamw(given):
+        done.left.append(Left("optimizer", type(given).__name__, why))
+        return
+    keys = ("params", "lr", "betas", "eps", "weight_decay")
+    ours = AdamW([{key: group[key] for key in keys} for group in given.param_groups])
+    if given.state:
+        ours.load_state_dict(given.state_dict())
+    done.optimizer = ours
+    done.swapped.append(Swap("optimizer", "AdamW", "nn.AdamW"))
+    done.undone.append(lambda: _give_back(ours, given))
+
+
+def _give_back(ours: AdamW, given: torch.optim.Optimizer) -> None:
+    """Let the given optimizer go on from where ours is."""
+    state = ours.state_dict()
+    options = given.state_dict()["param_groups"]
+    for group, own in zip(state["param_groups"], options, strict=True):
+        group.update({name: value for name, value in own.items() if name not in group})
+    given.load_state_dict(state)
+
+
+def _scaler(done: Patched) -> None:
+    given = done.scaler
+    if isinstance(given, GradScaler):
+        return
+    if type(given) is not torch.amp.GradScaler:
+        done.left.append(Left("scaler", type(given).__name__, "ours stands for torch.amp.GradScaler alone"))
+        return
+    ours = GradScaler(given._device, enabled=given.is_enabled())
+    if given.is_enabled():
+        ours.load_state_dict(given.state_dict())
+    done.scaler = ours
+    done.swapped.append(Swap("scaler", "GradScaler", "nn.GradScaler"))
+    done.undone.append(lambda: given.is_enabled() and given.load_state_dict(ours.state_dict()))
+
+
+def _told(found: Iterable[tuple[tuple[str, str], str]]) -> Iterator[str]:
+    """A line for each kind, with its number and the first names."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for kind, name in found:
+        names.setdefault(kind, []).append(name)
+    counted = Counter({kind: len(own) for kind, own in names.items()})
+    for (was, told), count in counted.most_common():
+        own = names[was, told]
+        more = f" and {count - _MOST_NAMES} more" if count > _MOST_NAMES else ""
+        yield f"  {count} x {was} {told} ({', '.join(own[:_MOST_NAMES])}{more})"

@@ -1,0 +1,220 @@
+"""Operations that follow each other in one module's forward, and run by one kernel of ours.
+
+The forward is traced by torch.fx with the modules inside as they are; where the pattern is found, the same forward
+with our function in its place becomes the module's. Only a forward whose every argument must be given is traced: what
+depends on an argument that may be left out would be decided by the trace.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from harness.collection.models.bert import BertOperators
+from harness.collection.models.resnet import ResNetOperators
+from harness.collection.models.swin import SwinOperators
+from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._dropout import bias_dropout_residual, dropout_add
+from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._patched_modules import Found, swap, untouchable
+
+_OPERATORS: dict[type, Callable[[], Any]] = {
+    SwinOperators: swin_operators,
+    BertOperators: bert_operators,
+    ResNetOperators: resnet_operators,
+}
+_RELUS = (functional.relu, torch.relu)
+_ADDS = (operator.add, operator.iadd, torch.add)
+_FORWARDS: dict[Any, Callable[..., Any]] = {}
+"""Forwards by their code: blocks that are alike share one, and so one class, which a compiler compiles once."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def operators(model: nn.Module) -> Iterator[Found]:
+    """Give the models of harness.collection.models our operators, if they have torch's."""
+    made: dict[type, Any] = {}
+    for name, module in list(model.named_modules()):
+        given = getattr(module, "operators", None)
+        make = _OPERATORS.get(type(given))
+        if make and given == cast(Any, type(given))():
+            module.operators = made.setdefault(type(given), make())
+            yield name, type(module).__name__, "nn's operators", _undo_operators(module, given)
+
+
+def _undo_operators(module: Any, given: Any) -> Callable[[], None]:
+    def undo() -> None:
+        module.operators = given
+
+    return undo
+
+
+# ---- Functions of ours in the place of several modules.
+
+
+def bn_add_relu(norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Batch norm, the addition of a residual if there is one, and ReLU."""
+    if x.ndim != 4 or (residual is not None and (residual.dtype != x.dtype or residual.shape != x.shape)):
+        y = norm(x)
+        return functional.relu(y if residual is None else y + residual)
+    if norm.training and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    running = norm.running_mean, norm.running_var
+    training = norm.training or norm.running_mean is None
+    return batch_norm_add_relu(x, residual, *running, norm.weight, norm.bias, training, norm.momentum, norm.eps)
+
+
+def dropout_and_add(dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
+    """Dropout of x, and the addition of a residual."""
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        return dropped(x) + residual
+    return dropout_add(x, residual, dropped.p, dropped.training)
+
+
+def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
+    """A linear layer, dropout, and the addition of a residual, which is rounded to the type of the product."""
+    product = functional.linear(x, dense.weight)
+    if residual.shape != product.shape:
+        return dropped(product + dense.bias.to(product.dtype)) + residual
+    return bias_dropout_residual(product, dense.bias, residual.to(product.dtype), dropped.p, dropped.training)
+
+
+# ---- Where they fit.
+
+
+class _Tracer(fx.Tracer):
+    """Traces one module's forward: every module inside is called as it is."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - torch calls it so
+        return True
+
+
+def blocks(model: nn.Module) -> Iterator[Found]:
+    """Swap what fits in each module's forward; say why where it might have fitted, and doesn't."""
+    for name, module in list(model.named_modules()):
+        children = [*module.children()]
+        pairs = {nn.BatchNorm2d: "batch norm and ReLU", nn.Dropout: "dropout and addition"}
+        present = [told for kind, told in pairs.items() if any(type(child) is kind for child in children)]
+        if not present or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            continue
+        was = type(module).__name__
+        why = untouchable(module) or _why_not_traced(module)
+        if why:
+            yield name, f"{' and '.join(present)} in {was}", why, None
+            continue
+        try:
+            graph, found = _rewritten(module)
+        except Exception as error:  # torch.fx raises many kinds for what it can't trace
+            yield name, f"{' and '.join(present)} in {was}", f"torch.fx can't trace it ({type(error).__name__})", None
+            continue
+        if found:
+            undo = swap(module, _forward(graph))
+            for now in sorted(set(found)):
+                yield name, was, f"nn.{now}", undo
+
+
+def _why_not_traced(module: nn.Module) -> str:
+    """Why a forward isn't traced; '' if it is."""
+    given = [*inspect.signature(type(module).forward).parameters.values()][1:]
+    if any(one.kind not in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY) for one in given):
+        return "its forward takes any number of arguments"
+    return "" if all(one.default is one.empty for one in given) else "its forward has arguments that may be left out"
+
+
+def _rewritten(module: nn.Module) -> tuple[Any, list[str]]:
+    """The module's forward as a graph with ours in it, and what of ours is in it."""
+    before = module.training
+    graphs = []
+    try:
+        for training in (not before, before):
+            module.training = training
+            graphs.append(_Tracer().trace(module))
+    finally:
+        module.training = before
+    if str(graphs[0]) != str(graphs[1]):
+        raise ValueError("its forward does other things in training")
+    graph = graphs[1]
+    found = [name for node in list(graph.nodes) if (name := _relu(graph, module, node) or _add(graph, module, node))]
+    return graph, found
+
+
+def _relu(graph: Any, module: nn.Module, node: Any) -> str:
+    """Put ours in the place of batch norm and ReLU, if the node is such a ReLU."""
+    is_module = node.op == "call_module" and type(module.get_submodule(node.target)) is nn.ReLU
+    if not (is_module or (node.op == "call_function" and node.target in _RELUS)) or _watched(module, node):
+        return ""
+    before = node.args[0]
+    terms = before.args[:2] if _is_add(before) and len(before.users) == 1 else (before,)
+    norm = next((one for one in terms if _is(module, one, nn.BatchNorm2d) and len(one.users) == 1), None)
+    if norm is None or module.get_submodule(norm.target).momentum is None:
+        return ""
+    residual = next((one for one in terms if one is not norm), None)
+    if len(terms) == 2 and not isinstance(residual, fx.Node):
+        return ""
+    _put(graph, node, bn_add_relu, (norm.target,), (norm.args[0], *([] if residual is None else [residual])))
+    return "batch_norm_add_relu"
+
+
+def _add(graph: Any, module: nn.Module, node: Any) -> str:
+    """Put ours in the place of dropout and an addition, and of a linear layer before them."""
+    if not _is_add(node):
+        return ""
+    terms = node.args[:2]
+    dropped = next((one for one in terms if _is(module, one, nn.Dropout) and len(one.users) == 1), None)
+    residual = next((one for one in terms if one is not dropped), None)
+    if dropped is None or residual is None or module.get_submodule(dropped.target).inplace:
+        return ""
+    dense = dropped.args[0]
+    if _is(module, dense, nn.Linear) and len(dense.users) == 1 and module.get_submodule(dense.target).bias is not None:
+        _put(graph, node, dense_dropout_add, (dense.target, dropped.target), (dense.args[0], residual))
+        return "bias_dropout_residual"
+    _put(graph, node, dropout_and_add, (dropped.target,), (dense, residual))
+    return "dropout_add"
+
+
+def _is_add(node: Any) -> bool:
+    if not isinstance(node, fx.Node) or node.kwargs or not all(isinstance(one, fx.Node) for one in node.args):
+        return False
+    called = node.op == "call_function" and node.target in _ADDS
+    return (called or (node.op == "call_method" and node.target in ("add", "add_"))) and len(node.args) == 2
+
+
+def _is(module: nn.Module, node: Any, kind: type) -> bool:
+    """Whether a node calls a module of exactly this class that nobody watches."""
+    called = isinstance(node, fx.Node) and node.op == "call_module" and len(node.args) == 1 and not node.kwargs
+    return called and type(module.get_submodule(node.target)) is kind and not _watched(module, node)
+
+
+def _watched(module: nn.Module, node: Any) -> bool:
+    """Whether the module that a node calls has hooks, which nobody would call any more."""
+    inner = module.get_submodule(node.target) if node.op == "call_module" else None
+    return inner is not None and any(getattr(inner, name) for name in _HOOKS)
+
+
+def _put(graph: Any, node: Any, ours: Callable[..., Any], targets: tuple[str, ...], given: tuple[Any, ...]) -> None:
+    with graph.inserting_before(node):
+        inner = [graph.get_attr(target) for target in targets]
+        made = graph.call_function(ours, (*inner, *given))
+    node.replace_all_uses_with(made)
+    # What only the replaced nodes used is called no more: the nodes between them and what ours is given.
+    unused = [node]
+    for one in unused:
+        inputs = one.all_input_nodes
+        graph.erase_node(one)
+        unused += [other for other in inputs if not other.users and other not in given]
+
+
+def _forward(graph: Any) -> Callable[..., Any]:
+    """The function that torch.fx writes for a graph."""
+    code = graph.python_code("self")
+    key = code.src, tuple(sorted((name, id(value)) for name, value in code.globals.items()))
+    if key not in _FORWARDS:
+        names = dict(code.globals)
+        exec(code.src, names)
+        _FORWARDS[key] = names["forward"]
+    return _FORWARDS[key]

@@ -1,0 +1,169 @@
+"""The code of a rung: a program to copy, which does what the rung does to a user's step. This file needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.collection.steps.ladder._given import RATE
+from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.training._trainer import SCALE
+
+
+def code(rung: LadderRung, dtype: str, source: str, gives: Sequence[str], size: int) -> str:
+    """A program that makes ten steps as the rung does.
+
+    dtype: the case's. source: the name of the file, as `step.py`, or a library's model. gives: the functions that the
+    file defines. size: of the batch of a library's model.
+    """
+    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives), size))
+
+
+def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...], size: int) -> Iterator[str]:
+    yield from _imports(rung, source, size)
+    yield 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'
+    if rung.tf32:
+        yield 'torch.set_float32_matmul_precision("high")'
+        yield "torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True"
+    yield ""
+    yield "model = user.model().to(device).train()"
+    if rung.channels_last:
+        yield "model = model.to(memory_format=torch.channels_last)"
+    yield from _optimizer(rung, gives)
+    scaled = half == "float16" and "step" not in gives
+    yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={scaled})"
+    if rung.patched:
+        ours = ", optimizer, scaler" if rung.optimizer == "ours" else ""
+        yield f"patched = nn.patch(model{ours})"
+        yield "print(patched)"
+        if ours:
+            yield "optimizer, scaler = patched.optimizer, patched.scaler"
+    if rung.checkpoint:
+        yield "for block in blocks_of(model):"
+        yield "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
+    if rung.streams:
+        yield "second_stream = on_two_streams(model, device)"
+    called = "model"
+    if rung.compiled:
+        yield f"compiled = torch.compile(model, dynamic=False, mode={rung.compiled!r})"
+        called = "compiled"
+    yield ""
+    yield from _step(rung, half, gives, called)
+    yield ""
+    yield from _loop(rung)
+
+
+def _imports(rung: LadderRung, source: str, size: int) -> Iterator[str]:
+    if rung.checkpoint:
+        yield "from functools import partial"
+        yield ""
+    yield "import torch"
+    yield "from torch.utils import _pytree as tree"
+    if rung.checkpoint:
+        yield "from torch.utils.checkpoint import checkpoint"
+        yield "from harness.collection.steps.ladder._trainer import blocks_of"
+    if rung.attention:
+        yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
+    if rung.patched:
+        yield "from harness import nn"
+    if rung.streams:
+        yield "from harness.collection.steps.training._streams import on_two_streams"
+    if source.endswith(".py"):
+        yield f"import {source.removesuffix('.py')} as user"
+    else:
+        yield "from harness.collection.steps.ladder._given import given"
+        yield ""
+        yield f"user = given({source!r}, {size})"
+    yield ""
+
+
+def _optimizer(rung: LadderRung, gives: tuple[str, ...]) -> Iterator[str]:
+    made = "user.optimizer(model.parameters())" if "optimizer" in gives else ""
+    yield f"optimizer = {made or f'torch.optim.AdamW(model.parameters(), lr={RATE})'}"
+    options = {}
+    if rung.optimizer in ("fused", "foreach"):
+        options = {"fused": rung.optimizer == "fused", "foreach": rung.optimizer == "foreach"}
+    if options or (rung.graph and rung.optimizer != "ours"):
+        yield f"options = {options}"
+        if rung.graph:
+            yield 'options |= {"capturable": True} if "capturable" in optimizer.defaults else {}'
+        yield "groups = [{**group, **options} for group in optimizer.param_groups]"
+        yield 'optimizer = type(optimizer)(groups, lr=groups[0]["lr"], **options)'
+
+
+def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str) -> Iterator[str]:
+    """The function that makes a step."""
+    modes = [f"torch.autocast(device.type, torch.{half})"] if half else []
+    modes += [f"sdpa_kernel(SDPBackend.{rung.attention})"] if rung.attention else []
+    yield ""
+    yield "def step(batch):"
+    yield "    named = batch if isinstance(batch, dict) else {}"
+    yield "    given = () if named else batch if isinstance(batch, (tuple, list)) else (batch,)"
+    if "step" in gives:
+        indent = "    "
+        if modes:
+            yield f"    with {', '.join(modes)}:"
+            indent = "        "
+        yield f"{indent}return user.step({called}, optimizer, *given, **named).detach()"
+        return
+    yield "    optimizer.zero_grad(set_to_none=True)"
+    loss = "user.loss(" if "loss" in gives or not gives else "model_loss("
+    if rung.parts > 1:
+        yield "    losses = []"
+        yield f"    for given, named in parts(given, named, {rung.parts}):"
+    pad = "        " if rung.parts > 1 else "    "
+    share = f" / {rung.parts}" if rung.parts > 1 else ""
+    if modes:
+        yield f"{pad}with {', '.join(modes)}:"
+    inner = f"{pad}    " if modes else pad
+    if loss.startswith("model_"):
+        yield f"{inner}loss = {called}(*given, **named).loss{share}"
+    else:
+        yield f"{inner}loss = {loss}{called}, *given, **named){share}"
+    yield f"{pad}scaler.scale(loss).backward()"
+    if rung.parts > 1:
+        yield f"{pad}losses.append(loss.detach())"
+    if rung.streams:
+        yield "    second_stream.join()"
+    yield "    scaler.step(optimizer)"
+    yield "    scaler.update()"
+    yield "    return sum(losses)" if rung.parts > 1 else "    return loss.detach()"
+    if rung.parts > 1:
+        yield ""
+        yield ""
+        yield "def parts(given, named, count):"
+        yield "    size = next(x for x in tree.tree_leaves((given, named)) if torch.is_tensor(x)).shape[0]"
+        yield "    def part(x, n):"
+        yield "        return x.chunk(count)[n] if torch.is_tensor(x) and x.ndim and x.shape[0] == size else x"
+        yield "    return [tree.tree_map(lambda x: part(x, n), (given, named)) for n in range(count)]"
+
+
+def _loop(rung: LadderRung) -> Iterator[str]:
+    """The loop over batches, which copies each to where a graph expects it."""
+    yield ""
+    yield "def placed(x):"
+    last = "memory_format=torch.channels_last" if rung.channels_last else ""
+    if last:
+        yield "    if torch.is_tensor(x) and x.ndim == 4 and x.is_floating_point():"
+        yield f"        return x.to(device, {last})"
+    yield "    return x.to(device) if torch.is_tensor(x) else x"
+    yield ""
+    yield ""
+    yield "batch = tree.tree_map(placed, user.batch())  # your loader's first batch"
+    if not rung.graph:
+        yield "for number in range(10):"
+        yield "    loss = step(batch)  # of your loader's next batch"
+        yield '    print(f"step {number}: loss {float(loss):.4f}")'
+        return
+    yield "side = torch.cuda.Stream()  # steps before a capture run on another stream"
+    yield "side.wait_stream(torch.cuda.current_stream())"
+    yield "with torch.cuda.stream(side):"
+    yield "    for _ in range(3):"
+    yield "        step(batch)"
+    yield "torch.cuda.current_stream().wait_stream(side)"
+    yield "graph = torch.cuda.CUDAGraph()"
+    yield "with torch.cuda.graph(graph):"
+    yield "    loss = step(batch)"
+    yield "for number in range(10):"
+    yield "    # copy your loader's next batch into the tensors of `batch` here, with copy_()"
+    yield "    graph.replay()"
+    yield '    print(f"step {number}: loss {float(loss):.4f}")'

@@ -1,0 +1,163 @@
+"""The rungs of any model's ladder. This file needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from harness.collection.steps.ladder._sheet import StepSheet
+from harness.ops import MODES, Role
+
+Half = Literal["", "own", "other"]
+DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
+BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+"""Backends of torch's scaled_dot_product_attention, by the names that rungs have."""
+PARTS = 2
+"""Parts of a batch whose gradients are added up by the rung that accumulates."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderRung:
+    """One way of doing a user's step.
+
+    base: the name of the rung below, all of which this one keeps; '' for the lowest.
+
+    tf32: whether products and convolutions of float32 may be rounded to TF32. half: 'own' for autocast to the case's
+    type, 'other' to the other type of halves; float16 has a scaled loss. optimizer: 'foreach', 'fused' or 'ours'; ''
+    as the file makes it. channels_last: whether images and weights of convolutions have their channels last. attention:
+    the only backend that scaled_dot_product_attention may take. checkpoint: whether blocks are computed anew in the
+    backward. parts: of the batch, whose gradients are added up. graph: whether a CUDA graph of the step is replayed.
+    compiled: the mode of torch.compile. streams: whether gradients of linear layers' weights are computed on a second
+    stream. patched: whether the model has our kernels, by `nn.patch`.
+    """
+
+    name: str
+    summary: str
+    base: str = ""
+    role: Role = "baseline"
+    tf32: bool = False
+    half: Half = ""
+    optimizer: str = ""
+    channels_last: bool = False
+    attention: str = ""
+    checkpoint: bool = False
+    parts: int = 1
+    graph: bool = False
+    compiled: str = ""
+    streams: bool = False
+    patched: bool = False
+
+    @property
+    def arithmetic(self) -> str:
+        """The type in which products and convolutions are done; '' for the case's, as under autocast."""
+        return "" if self.half else "tf32" if self.tf32 else "float32"
+
+    def dtype(self, own: str) -> str:
+        """The type of halves of autocast, where the case's is `own`; '' without autocast."""
+        other = {"float16": "bfloat16", "bfloat16": "float16"}[own]
+        return {"": "", "own": own, "other": other}[self.half]
+
+
+def on(base: LadderRung, name: str, summary: str, **changes: Any) -> LadderRung:
+    """A rung that keeps what its base has, but for the changes."""
+    return replace(base, name=name, summary=summary, base=base.name, **changes)
+
+
+FLOAT32 = LadderRung("float32", "the step as the file has it, in float32 without TF32")
+
+
+@cache
+def rungs(*, channels_last: bool = False, optimizer: str = "fused", ours: bool = True) -> tuple[LadderRung, ...]:
+    """The ladder, each rung after its base.
+
+    channels_last: whether the rungs above have channels last. optimizer: what the rungs above have of torch's calls.
+    ours: whether our AdamW can stand for the optimizer.
+    """
+    return tuple(_rungs(channels_last, optimizer, ours))
+
+
+def of_sheet(sheet: StepSheet) -> tuple[LadderRung, ...]:
+    """The ladder of a user's step."""
+    has = "fused" if sheet.fused else "foreach" if sheet.foreach else ""
+    return rungs(channels_last=sheet.convolutions, optimizer=has, ours=has_ours(sheet))
+
+
+def has_ours(sheet: StepSheet) -> bool:
+    """Whether our AdamW and our scaler can stand for the step's."""
+    return not sheet.adamw and not sheet.has_step
+
+
+def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, ...]:
+    """The ladder of a run, by the names of the rungs that have a time: a model without some parts lacks their rungs.
+
+    ours: as `rungs` has it.
+    """
+    optimizer = next((name for name in ("fused", "foreach") if f"{name}_optimizer" in names), "")
+    return rungs(channels_last="channels_last" in names, optimizer=optimizer, ours=ours)
+
+
+def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRung]:
+    yield FLOAT32
+    tf32 = on(FLOAT32, "tf32", "products and convolutions of float32 in TF32", tf32=True)
+    yield tf32
+    amp = on(tf32, "amp", "mixed precision: autocast, and in float16 a scaled loss", half="own")
+    yield amp
+    yield on(amp, "amp_other_half", "beside amp: in the other of float16 and bfloat16", half="other")
+    yield on(amp, "foreach_optimizer", "beside: torch's foreach optimizer", optimizer="foreach")
+    yield on(amp, "fused_optimizer", "torch's fused optimizer", optimizer="fused")
+    base = replace(amp, name="fused_optimizer" if optimizer == "fused" else "amp", optimizer=optimizer)
+    last = on(base, "channels_last", "and channels last in memory", channels_last=True)
+    yield last
+    base = last if channels_last else base
+    for name, backend in BACKENDS.items():
+        summary = f"beside: scaled_dot_product_attention by {backend} alone"
+        yield on(base, f"sdpa_{name}", summary, attention=backend)
+    yield on(base, "checkpoint", "beside: blocks computed anew in the backward, for memory", checkpoint=True)
+    yield on(base, "accumulate", f"beside: gradients of {PARTS} parts of the batch added up, for memory", parts=PARTS)
+    graph = on(base, "graph", f"{base.name} as a CUDA graph of the step", graph=True)
+    yield graph
+    second = "with gradients of linear layers' weights on a second stream"
+    yield on(graph, "streams", f"graph {second}", streams=True)
+    yield from _compiled(base, "compile", f"{base.name} with torch.compile of the model")
+    changes: dict[str, Any] = {"role": "ours", "patched": True, **({"optimizer": "ours"} if ours else {})}
+    patched = on(base, "patched", "our kernels by harness.nn.patch", **changes)
+    yield patched
+    patched_graph = on(patched, "patched_graph", "patched as a CUDA graph of the step", graph=True)
+    yield patched_graph
+    yield on(patched_graph, "patched_streams", f"patched_graph {second}", streams=True)
+    yield from _compiled(patched, "patched_compile", "patched with torch.compile around our operators")
+
+
+def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]:
+    """What goes on from a rung by torch.compile, in both modes, each also as a graph."""
+    compiled = on(base, name, summary, compiled=DEFAULT)
+    yield compiled
+    yield on(compiled, f"{name}_graph", f"{name} as a CUDA graph of the step", graph=True)
+    tuned = on(compiled, f"{name}_autotune", f"{name} in mode {AUTOTUNE}", compiled=AUTOTUNE)
+    yield tuned
+    yield on(tuned, f"{name}_autotune_graph", f"{name}_autotune as a CUDA graph of the step", graph=True)
+
+
+def why_not(rung: LadderRung, sheet: StepSheet, dtype: str) -> str:
+    """Why a rung isn't one of a step's; '' if it is."""
+    scaled = rung.dtype(dtype) == "float16"
+    reasons = {
+        f"torch has no fused {sheet.optimizer}": rung.optimizer == "fused" and not sheet.fused,
+        f"torch has no foreach {sheet.optimizer}": rung.optimizer == "foreach" and not sheet.foreach,
+        "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,
+        "the model never calls scaled_dot_product_attention": rung.attention and not sheet.attention,
+        "the model has no list of blocks of one class": rung.checkpoint and not sheet.blocks,
+        "the model has no linear layer": rung.streams and not sheet.linear,
+        "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
+        "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,
+        f"a batch of {sheet.size} can't be cut into {rung.parts} parts": sheet.size % rung.parts,
+        "float16 needs a scaled loss, and the file's own step has none: take bfloat16, or give a loss": (
+            scaled and sheet.has_step
+        ),
+        "the host must see whether gradients overflowed, which a graph can't wait for: take bfloat16": (
+            scaled and rung.graph and rung.optimizer not in ("fused", "ours")
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")

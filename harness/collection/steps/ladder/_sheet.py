@@ -1,0 +1,41 @@
+"""What is known of a user's step before it is measured. This file needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepSheet:
+    """A user's step, as its survey found it.
+
+    name: of the op. source: the path of the file, or 'timm:NAME' or 'transformers:NAME'. digest: SHA-256 of the file's
+    content; '' for a library's model. size: of the batch, as the first tensor has it. gives: the names that the file
+    defines of those that are asked for. flops: of a step, by torch's counter; 0 where it can't count. optimizer: the
+    name of its class. fused, foreach: whether that class has such calls. adamw: why our AdamW can't stand for it; '' if
+    it can. convolutions (two or more: one alone embeds patches), batch_norm, linear, attention
+    (scaled_dot_product_attention), blocks (that repeat): whether the model has some. patched: what `nn.patch` says of
+    the model.
+    """
+
+    name: str
+    source: str
+    digest: str
+    size: int
+    gives: tuple[str, ...]
+    flops: int = 0
+    optimizer: str = "AdamW"
+    fused: bool = True
+    foreach: bool = True
+    adamw: str = ""
+    convolutions: bool = False
+    batch_norm: bool = False
+    linear: bool = True
+    attention: bool = False
+    blocks: bool = False
+    patched: str = ""
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the file makes the whole step itself, its backward and the optimizer's step included."""
+        return "step" in self.gives

@@ -1,0 +1,257 @@
+"""A user's model with its batch and its optimizer, and one step of it, as a rung asks for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from harness.collection.steps.ladder._given import Given, arguments, given
+from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.training._settings import captured
+from harness.collection.steps.training._trainer import NEVER, SCALE
+
+if TYPE_CHECKING:
+    import torch
+
+NOTHING = 2.0**-40
+"""The share that a twin drops: above 0, so that kernels of dropout run, and too small for any number to be dropped."""
+_SHARES = ("p", "dropout", "drop_path", "drop_prob", "dropout_p", "dropout_prob", "attn_drop", "attention_dropout")
+"""Attributes of modules that say which share is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetup:
+    """What a user's training begins with: the same for all rungs of a case.
+
+    half: the case's dtype. chance: what is added to the seed once the model is made, so that dropout draws others.
+    calm: whether dropout drops nothing. wide: whether all is in float64.
+    """
+
+    source: str
+    size: int
+    seed: int
+    device: torch.device
+    half: str
+    chance: int = 0
+    calm: bool = False
+    wide: bool = False
+
+    @property
+    def given(self) -> Given:
+        """What the source gives."""
+        return given(self.source, self.size)
+
+
+class StepTrainer:
+    """Makes steps as a rung says. `loss_of_step` makes one, and gives its loss."""
+
+    def __init__(self, rung: LadderRung, setup: StepSetup) -> None:
+        """Make model, batch and optimizer. Torch's seed is set."""
+        import torch
+
+        self.rung, self.setup = rung, setup
+        self.model, self.batch = model_of(setup), batch_of(setup)
+        if rung.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+            self.batch = _mapped(self.batch, _channels_last)
+        self.weights = [one for one in self.model.parameters() if one.requires_grad]
+        half = rung.dtype(setup.half)
+        self.half = getattr(torch, half) if half else None
+        self.optimizer = self._optimizer()
+        scaled = half == "float16" and setup.given.step is None
+        self.scaler: Any = torch.amp.GradScaler(
+            setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled
+        )
+        if rung.patched:
+            self._patch()
+        if rung.checkpoint:
+            for block in blocks_of(self.model):
+                from torch.utils.checkpoint import checkpoint
+
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        self.second_stream: Any = None
+        if rung.streams:
+            from harness.collection.steps.training._streams import on_two_streams
+
+            self.second_stream = on_two_streams(self.model, setup.device)
+        self.called = self.model
+        if rung.compiled:
+            torch.compiler.reset()
+            self.called = torch.compile(self.model, dynamic=False, mode=rung.compiled)
+        torch.manual_seed(setup.seed + 1 + setup.chance)  # for dropout, whatever numbers were drawn before
+
+    def loss_of_step(self) -> torch.Tensor:
+        """Forward, backward and the optimizer's step."""
+        if self.setup.given.step is not None:
+            return self._own_step()
+        loss = self._backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+    def as_graph(self) -> Callable[[], torch.Tensor]:
+        """The step as a CUDA graph; steps must have been made before."""
+        return captured(self.loss_of_step)
+
+    def _own_step(self) -> torch.Tensor:
+        """The file's own step."""
+        positional, named = arguments(self.batch)
+        with self._modes():
+            assert self.setup.given.step is not None
+            loss: torch.Tensor = self.setup.given.step(self.called, self.optimizer, *positional, **named)
+        return loss.detach()
+
+    def _backward(self) -> torch.Tensor:
+        """New gradients of the scaled loss. Gives the loss."""
+        for weight in self.weights:
+            weight.grad = None
+        losses = []
+        for part in _parts(self.batch, self.rung.parts):
+            positional, named = arguments(part)
+            with self._modes():
+                loss = self.setup.given.loss(self.called, *positional, **named) / self.rung.parts
+            self.scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        if self.second_stream:
+            self.second_stream.join()
+        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
+
+    def _modes(self) -> ExitStack:
+        """Autocast, and the backend of attention."""
+        import torch
+
+        modes = ExitStack()
+        if self.half is not None:
+            modes.enter_context(torch.autocast(self.setup.device.type, self.half))
+        if self.rung.attention:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            modes.enter_context(sdpa_kernel(getattr(SDPBackend, self.rung.attention)))
+        return modes
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The file's optimizer, with torch's calls that the rung asks for."""
+        plain = self.setup.given.optimizer(self.model.parameters())
+        options: dict[str, Any] = {}
+        if self.rung.optimizer in ("fused", "foreach"):
+            options = {"fused": self.rung.optimizer == "fused", "foreach": self.rung.optimizer == "foreach"}
+        if self.rung.graph and has_option(plain, "capturable") and self.rung.optimizer != "ours":
+            options["capturable"] = True
+        return rebuilt(plain, **options)
+
+    def _patch(self) -> None:
+        """Put our kernels into the model, and our optimizer and scaler in place where the rung has them."""
+        import torch
+
+        from harness.collection import nn
+
+        # Now there is a number of the next call: code that is compiled without one is compiled again with it.
+        nn.dropout(torch.zeros(1, device=self.setup.device), 0.5)
+        nn.manual_seed(self.setup.seed + 1 + self.setup.chance)
+        if self.rung.optimizer == "ours":
+            done = nn.patch(self.model, self.optimizer, self.scaler)
+            self.optimizer, self.scaler = done.optimizer, done.scaler
+        else:
+            nn.patch(self.model)
+
+
+def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Whether the class of an optimizer has an option of this name."""
+    return name in inspect.signature(type(optimizer).__init__).parameters
+
+
+def rebuilt(optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
+    """An optimizer of the same class and groups with other options; the given one if there are none."""
+    options = {name: value for name, value in options.items() if has_option(optimizer, name)}
+    if not options:
+        return optimizer
+    groups = [{**group, **options} for group in optimizer.param_groups]
+    return type(optimizer)(groups, lr=groups[0]["lr"], **options)
+
+
+def model_of(setup: StepSetup) -> torch.nn.Module:
+    """The model on the device, in training, with weights that depend on the seed only."""
+    import torch
+
+    torch.manual_seed(setup.seed)
+    model = setup.given.model().to(setup.device).train()
+    if setup.wide:
+        model = model.double()
+    return calmed(model) if setup.calm else model
+
+
+def batch_of(setup: StepSetup) -> Any:
+    """The batch on the device, which depends on the seed only."""
+    import torch
+
+    torch.manual_seed(setup.seed)
+    wide = torch.float64 if setup.wide else None
+
+    def placed(one: torch.Tensor) -> torch.Tensor:
+        return one.to(setup.device, wide if wide and one.is_floating_point() else one.dtype)
+
+    return _mapped(setup.given.batch(), placed)
+
+
+def calmed(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with dropout and stochastic depth that drop nothing, as far as modules have their share."""
+    for module in model.modules():
+        for name in _SHARES:
+            share = vars(module).get(name)
+            if isinstance(share, float) and 0 < share < 1:
+                setattr(module, name, NOTHING)
+    return model
+
+
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules that follow each other in a list or a sequence, several of one class, and no such modules in them."""
+    import torch
+
+    found: list[torch.nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if id(module) in inside or not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        children = [child for child in module if any(True for _ in child.children())]
+        if len(children) > 1 and len({type(child) for child in children}) == 1:
+            found += children
+            inside.update(id(one) for child in children for one in child.modules())
+    return found
+
+
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch."""
+    import torch
+    from torch.utils import _pytree
+
+    yield from (one for one in _pytree.tree_leaves(batch) if isinstance(one, torch.Tensor))
+
+
+def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with each tensor changed."""
+    import torch
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(lambda one: change(one) if isinstance(one, torch.Tensor) else one, batch)
+
+
+def _channels_last(one: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return one.to(memory_format=torch.channels_last) if one.ndim == 4 and one.is_floating_point() else one
+
+
+def _parts(batch: Any, count: int) -> list[Any]:
+    """Parts of a batch, one after the other along the first dimension."""
+    if count == 1:
+        return [batch]
+    whole = next(tensors_of(batch)).shape[0]
+
+    def part(number: int, one: torch.Tensor) -> torch.Tensor:
+        return one.chunk(count)[number] if one.ndim and one.shape[0] == whole else one
+
+    return [_mapped(batch, partial(part, number)) for number in range(count)]

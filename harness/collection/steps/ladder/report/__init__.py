@@ -1,0 +1,91 @@
+"""What a report says of a user's step: which rung to use, as code to copy; the ladder; families of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness import units
+from harness.collection.steps.ladder import _rungs
+from harness.collection.steps.ladder._code import code
+from harness.collection.steps.training import report as training
+from harness.model import FAILED
+from harness.report.frame import Line, setting
+from harness.report.tree import Block, CommandLine, Note, Section
+
+ELSEWHERE = training.ELSEWHERE
+
+
+def sections(lines: Sequence[Line]) -> Iterator[Section]:
+    """What to use, and what failed; then what the bundled steps' reports have."""
+    advice: list[Block] = []
+    for group in _groups(lines):
+        advice += _advice(group)
+    if advice:
+        yield Section("What to use", tuple(advice))
+    yield from training.sections(lines)
+
+
+def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
+    """The fastest rung of each setting, and the rungs that failed."""
+    for group in _groups(lines):
+        if best := fastest(group):
+            yield Note(_told(group, best), "strong")
+        yield from _failures(group)
+
+
+def fastest(lines: Sequence[Line]) -> Line | None:
+    """The fastest rung whose losses and gradients were right; None if none has a time."""
+    timed = [line for line in lines if line.result.status == "ok" and line.result.time]
+    return min(timed, key=lambda line: line.result.time or 0.0, default=None)
+
+
+def program(lines: Sequence[Line], best: Line) -> str:
+    """The code of a rung, from what the scenario tells of the file."""
+    scenario = best.scenario
+    timed = [line.case.variant for line in lines if line.result.time]
+    ours = "ours:adamw" in scenario.tags
+    rung = next((one for one in _rungs.of_names(timed, ours=ours) if one.name == best.case.variant), None)
+    gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
+    return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"]) if rung else ""
+
+
+def _groups(lines: Sequence[Line]) -> list[list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.case.group, []).append(line)
+    return list(found.values())
+
+
+def _advice(group: Sequence[Line]) -> Iterator[Block]:
+    best = fastest(group)
+    if best is None:
+        return
+    yield Note(_told(group, best), "strong")
+    yield from _failures(group)
+    source = best.scenario.source
+    beside = f", to be kept beside {source}" if source.endswith(".py") else ""
+    if text := program(group, best):
+        yield Note(f"The code of {best.case.variant}{beside}:")
+        yield CommandLine(text)
+
+
+def _told(group: Sequence[Line], best: Line) -> str:
+    base = next((line for line in group if line.case.variant == best.scenario.baseline), None)
+    name, where = best.case.variant, f"{best.case.dtype}, {setting(best.case)}"
+    took = units.seconds(best.result.time or 0.0)
+    if base is None or not base.result.time or base is best:
+        return f"The fastest rung is {name} ({where}): {took} a step."
+    gained = units.ratio(base.result.time / (best.result.time or 1.0))
+    return (
+        f"Use {name} ({where}): {took} a step, {gained} as fast as {base.case.variant}; its gradients, and the losses "
+        f"of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be."
+    )
+
+
+def _failures(group: Sequence[Line]) -> Iterator[Note]:
+    """A sentence for each rung that failed, with its reason."""
+    for line in group:
+        result = line.result
+        if result.status in FAILED or result.status == "out_of_memory":
+            told = next(iter((result.error or "").splitlines()), "")
+            yield Note(f"{line.case.variant} isn't among them ({result.status}): {told}", "warning")

@@ -1,0 +1,119 @@
+"""`harness ladder` as a command: its messages and exit codes, its run's folder, and resuming."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+PAGE = Path(__file__).parents[2] / "docs" / "make_my_model_faster.md"
+STEP = "step.py"
+QUICK = [
+    f"--ops={PLUGINS / 'limited.py'}", "--device=cpu", "--max-time=0.02", "--precision=0.5", "--no-profile",
+    "--variants=float32,amp,channels_last", "--output=mine",
+]  # fmt: skip
+Harness = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def programs(text: str) -> list[str]:
+    """Blocks of code in a page that import something."""
+    blocks = re.findall(r"^`{3}(?:python|sh)?\n(.*?)^`{3}$", text, re.MULTILINE | re.DOTALL)
+    return [block for block in blocks if "import torch" in block]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def step(folder: Path) -> None:
+    """The file that the page tells users to write."""
+    (folder / STEP).write_text(programs(PAGE.read_text())[0])
+
+
+@pytest.fixture(scope="module")
+def climbed(harness: Harness) -> subprocess.CompletedProcess[str]:
+    """A ladder of three rungs, one of which the step has nothing for."""
+    return harness("ladder", STEP, *QUICK)
+
+
+def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
+    climbed: subprocess.CompletedProcess[str], folder: Path, environment: Callable[..., dict[str, str]]
+) -> None:
+    assert climbed.returncode == 0, climbed.stderr
+    assert "harness.nn.patch: swapped: " in climbed.stderr
+    assert "channels_last unsupported" in " ".join(climbed.stdout.split())
+    assert "Use amp" in climbed.stdout or "The fastest rung is float32" in climbed.stdout
+    report = (folder / "mine" / "report.md").read_text()
+    assert "What to use" in report
+    assert (folder / "mine" / "ladder.py").is_file()
+    (code,) = programs(report)
+    assert "import step as user" in code
+    (folder / "faster.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "faster.py"], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout.count("loss ") == 10, done.stderr
+
+
+def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
+    climbed: subprocess.CompletedProcess[str], harness: Harness, folder: Path
+) -> None:
+    lines = (folder / "mine" / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "mine" / "results.jsonl").write_text("".join(lines[:1]))
+    again = harness("ladder", STEP, *QUICK)
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr
+    resumed = harness("ladder", STEP, *QUICK, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len((folder / "mine" / "results.jsonl").read_text().splitlines()) == len(lines)
+    (folder / "mine" / "report.md").unlink()
+    assert harness("report", "mine").returncode == 0
+    assert "What to use" in (folder / "mine" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "name either a file or --model"),
+        (["nowhere.py"], "nowhere.py: there is no such file"),
+        (["--model=mine:vit"], "mine:vit: names no library that is known"),
+        (["--model=timm:no_such_model"], "timm"),
+        (["empty.py"], "defines no function model and no function batch"),
+        (["fails.py"], "the step can't be run: ValueError: no data"),
+        (["both.py"], "defines both loss and step"),
+    ],
+)
+def test_what_cant_be_climbed_says_why(harness: Harness, folder: Path, arguments: list[str], told: str) -> None:
+    (folder / "empty.py").write_text("import torch\n")
+    (folder / "both.py").write_text("".join(f"def {name}(*_): ...\n" for name in ("model", "batch", "loss", "step")))
+    fails = (
+        "import torch\ndef model():\n    return torch.nn.Linear(2, 2)\ndef batch():\n    raise ValueError('no data')\n"
+    )
+    (folder / "fails.py").write_text(fails)
+    done = harness("ladder", *arguments, "--device=cpu")
+    assert done.returncode == 2
+    assert told in done.stderr.replace("\n", " ")
+
+
+def test_a_dry_run_shows_the_rungs_and_leaves_nothing(harness: Harness, folder: Path) -> None:
+    before = {*folder.iterdir()}
+    done = harness("ladder", STEP, "--device=cpu", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "ladder_step/patched_compile/bfloat16/B32" in done.stdout
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith(("amp ", "graph ")))
+    assert told["amp"].startswith("mixed precision: autocast")
+    assert told["graph"].strip() == "not here: a CPU has no CUDA graphs"
+    assert {*folder.iterdir()} == before
+
+
+def test_help_loads_no_torch() -> None:
+    program = "import sys; from harness.cli import app\ntry:\n    app(['ladder', '--help'])\nexcept SystemExit: ...\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}assert 'torch' not in sys.modules"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,54 @@
+"""What the tests of users' steps share: a survey of a step, its op, and a session of one of its rungs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.collection.steps import ladder
+from harness.devices.cpu import Cpu
+from harness.model import Case
+from harness.ops import Op
+from harness.session import Session
+
+STEPS = Path(__file__).parents[3] / "plugins" / "steps"
+Ready = Callable[..., AbstractContextManager[Session]]
+
+
+@cache
+def answered(name: str) -> dict[str, Any]:
+    """What the survey finds of a step of tests/plugins/steps."""
+    request = {"source": str(STEPS / f"{name}.py"), "device": "cpu", "size": 4, "prefix": "ladder_"}
+    return ladder.survey(request)
+
+
+@cache
+def op_of(name: str) -> Op:
+    """The op of a step."""
+    known = answered(name)
+    return ladder.op(**{**known, "gives": tuple(known["gives"])})
+
+
+@pytest.fixture(autouse=True)
+def one(one_thread: None) -> None:
+    """Every test here has one thread."""
+
+
+@pytest.fixture
+def ready() -> Ready:
+    """ready(step, rung, dtype): a session of a rung, prepared on the CPU."""
+
+    @contextmanager
+    def session(name: str, rung: str, dtype: str = "bfloat16") -> Iterator[Session]:
+        op = op_of(name)
+        size = answered(name)["size"]
+        with Session(Case(op.name, rung, dtype, (("B", size),), device="cpu"), op, Cpu()) as made:
+            made.prepare()
+            yield made
+
+    return session

@@ -1,0 +1,90 @@
+"""What a report says of a user's step: what to use, as code; what failed; the ladder, also without its plug-in."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.model import Attachment, Case, Measurement, Work
+from harness.report import sections
+from harness.report.formats import markdown
+from harness.report.frame import by_scenario
+from harness.report.tree import CommandLine, Figure, Note, Table, tables
+
+STEPS = {"float32": 0.2, "amp": 0.1, "fused_optimizer": 0.09, "graph": 0.05, "compile": 0.06, "patched": 0.04}
+TAGS = ("ladder", "gives:model", "gives:batch", "gives:loss", "ours:adamw")
+
+
+def case(variant):
+    return Case("ladder_step", variant, "bfloat16", (("B", 32),))
+
+
+def timed(variant, seconds):
+    return Measurement(case(variant), "ok", (seconds,) * 11, timer="steady", work=Work(items=32, item="items"))
+
+
+@pytest.fixture
+def lines(make_run):
+    """lines(measurements, attachments): the lines of a run of a step whose plug-in isn't loaded."""
+
+    def make(*more, attachments=(), steps=STEPS):
+        measured = [*(timed(variant, seconds) for variant, seconds in steps.items()), *more]
+        roles = tuple((one.case.variant, "ours" if one.case.variant == "patched" else "baseline") for one in measured)
+        fields = {"baseline": "float32", "roles": roles, "tags": TAGS, "source": "step.py"}
+        run = make_run(measured, attachments=attachments, **fields)
+        ((_, found),) = by_scenario(run)
+        return run, found
+
+    return make
+
+
+def test_the_fastest_rung_that_is_right_is_to_be_used_as_code(lines):
+    wrong = Measurement(case("patched_graph"), "wrong", error="losses: the loss of step 3 is 2.1")
+    _, found = lines(wrong)
+    first = sections.sections(found)[0]
+    assert first.title == "What to use"
+    told, failed, _, code = first.blocks
+    assert isinstance(told, Note)
+    assert told.text.startswith("Use patched (bfloat16, B32): 40.00 ms a step, 5.00x as fast")
+    assert failed.text == "patched_graph isn't among them (wrong): losses: the loss of step 3 is 2.1"
+    assert isinstance(code, CommandLine)
+    assert "import step as user" in code.text
+    assert "nn.patch(model, optimizer, scaler)" in code.text
+    assert "torch.autocast(device.type, torch.bfloat16)" in code.text
+
+
+def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
+    measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
+    run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")
+    ((_, found),) = by_scenario(run)
+    code = sections.sections(found)[0].blocks[-1]
+    assert "nn.patch(model)\n" in code.text
+    assert "'fused': True" in code.text
+
+
+def test_the_ladder_and_its_families_stand_below(lines):
+    families = (("family_gemm", 0.6), ("family_normalisation", 0.3))
+    traces = [
+        Attachment(case(name).id, "torch", (("time", 0.9 * STEPS[name]), ("idle", 0.1), *families))
+        for name in ("float32", "amp", "fused_optimizer", "graph")
+    ]
+    run, found = lines(attachments=tuple(traces))
+    rungs = sections.sections(found)[1]
+    assert rungs.title == "Rungs"
+    assert [isinstance(block, Figure) for block in rungs.blocks[:2]] == [True, True]
+    taken_off = [table for table in tables(rungs.blocks) if "compared with" in {one.head for one in table.columns}]
+    (table,) = taken_off
+    assert isinstance(table, Table)
+    cells = {column.head: column.cells for column in table.columns}
+    assert dict(zip(cells["rung"], cells["compared with"], strict=True)) == {
+        "amp": "float32", "fused_optimizer": "amp", "graph": "fused_optimizer"
+    }  # fmt: skip
+    assert "## What to use" in markdown.text(run) if hasattr(markdown, "text") else True
+
+
+def test_a_ladder_without_any_time_says_nothing_to_use(lines):
+    failed = Measurement(case("float32"), "crashed", error="the step itself fails, as the file has it: ValueError: x")
+    _, found = lines(failed, steps={})
+    assert [note.text for note in sections.verdicts(found)] == [
+        "float32 isn't among them (crashed): the step itself fails, as the file has it: ValueError: x"
+    ]
+    assert sections.sections(found) == []

@@ -1,0 +1,157 @@
+"""Users' steps as ops on the CPU: honest rungs pass, each failure costs its own rung, and what is wrong is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.collection.steps.ladder import _steps, _trainer
+from harness.collection.steps.ladder._trainer import StepTrainer
+from harness.errors import UsageError
+from harness.model import Case
+from tests.collection.steps.ladder.conftest import answered, op_of
+
+HONEST = [
+    *(("convolutions", rung) for rung in ("float32", "amp_other_half", "channels_last", "checkpoint", "patched")),
+    *(("attention", rung) for rung in ("foreach_optimizer", "fused_optimizer", "accumulate", "patched_compile")),
+    *(("custom", rung) for rung in ("float32", "amp", "patched")),
+    ("uncompilable", "patched"),
+]
+
+
+@pytest.mark.parametrize(("step", "rung"), HONEST)
+def test_honest_rungs_pass(ready, step, rung):
+    with ready(step, rung) as session:
+        assert session.check() is None
+        calls = session.rotation().calls
+        calls[0]()
+        steps = calls[0].tensors.steps
+        assert not list(_steps.recheck(None, calls[0].tensors, calls[0]))
+        assert steps.made > 10
+
+
+def test_float16_has_a_scaled_loss(ready):
+    with ready("attention", "fused_optimizer", "float16") as session:
+        assert session.check() is None
+
+
+def test_the_survey_tells_what_rungs_need():
+    found = answered("convolutions")
+    assert (found["size"], found["convolutions"], found["batch_norm"], found["attention"]) == (8, True, True, False)
+    assert (found["optimizer"], found["adamw"], found["blocks"]) == ("SGD", "our optimizer is AdamW", True)
+    # Forward, and both gradients but for the images': 2 operations for each of 36 pixels and 3 * 3 weights a channel.
+    first, others = 2 * 8 * 36 * 9 * 3 * 8, 4 * 2 * 8 * 36 * 9 * 8 * 8
+    last = 2 * 8 * 288 * 4
+    assert found["flops"] == 2 * first + 3 * (others + last)
+    assert answered("attention")["attention"]
+    assert answered("custom")["gives"] == ("model", "batch", "step")
+
+
+def test_a_cpu_says_why_rungs_are_for_gpus():
+    op = op_of("attention")
+
+    def why(rung):
+        return op.variants[rung].unsupported(Case(op.name, rung, "bfloat16", (("B", 8),), device="cpu"))
+
+    assert why("tf32") == "a CPU has no TF32"
+    assert why("compile_graph") == why("patched_graph") == "a CPU has no CUDA graphs"
+    assert why("compile_autotune") == "a CPU has nothing to tune"
+    assert why("sdpa_flash") == "a CPU has one kernel of attention alone"
+    assert why("patched_streams") == "a CPU has no CUDA graphs"
+    assert why("channels_last") == "the model has fewer than two convolutions of images"
+    assert why("amp") is None
+
+
+def test_rungs_that_a_step_has_nothing_for_say_so():
+    op = op_of("custom")
+
+    def why(rung, dtype="bfloat16"):
+        return op.variants[rung].unsupported(Case(op.name, rung, dtype, (("B", 16),), device="cuda"))
+
+    assert why("sdpa_flash") == "the model never calls scaled_dot_product_attention"
+    assert why("checkpoint") == "the model has no list of blocks of one class"
+    assert why("accumulate") == "the file's own step takes the batch as a whole"
+    assert "float16 needs a scaled loss" in why("amp", "float16")
+    assert why("amp") is None
+
+
+def test_a_model_that_refuses_torch_compile_costs_that_rung_alone(ready):
+    with pytest.raises(UsageError) as raised, ready("uncompilable", "compile"):
+        pass
+    assert raised.value.message.startswith("torch.compile can't compile the model: ")
+    assert "returned an invalid gradient" in raised.value.message
+    assert "the other rungs don't need it" in raised.value.advice
+
+
+def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
+    def fail(*_):
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr(StepTrainer, "_backward", fail)
+    _steps._reference_losses.cache_clear()
+    with pytest.raises(UsageError, match="the step itself fails, as the file has it: ValueError: no such layer"):
+        ready("attention", "amp").__enter__()
+
+
+@pytest.fixture
+def patched_to(monkeypatch):
+    """patched_to(change): the model of a rung with our kernels is changed once more."""
+
+    def put(change):
+        real = StepTrainer._patch
+
+        def patch(trainer):
+            real(trainer)
+            change(trainer)
+
+        monkeypatch.setattr(StepTrainer, "_patch", patch)
+
+    return put
+
+
+def complaint(ready, step, rung):
+    with ready(step, rung) as session:
+        return session.check() or ""
+
+
+def test_a_gradient_that_is_absent_or_twice_as_large_is_found(ready, patched_to):
+    def double(trainer):
+        trainer.model.head.weight.register_hook(lambda grad: 2 * grad)
+
+    patched_to(double)
+    assert "gradient of the first step is off: head.weight by 99." in complaint(ready, "attention", "patched")
+
+
+def test_a_weight_that_gets_no_gradient_is_found(ready, patched_to):
+    patched_to(lambda trainer: trainer.model.head.weight.requires_grad_(False))
+    assert "had no gradient: head.weight" in complaint(ready, "attention", "patched")
+
+
+def test_an_optimizer_that_changes_nothing_is_found(ready, patched_to):
+    def rest(trainer):
+        trainer.optimizer.step = lambda *_: None
+
+    patched_to(rest)
+    assert complaint(ready, "convolutions", "patched")
+
+
+def test_a_timed_step_that_ignores_its_batch_is_found(ready):
+    with ready("convolutions", "amp") as session:
+        call = session.rotation().calls[0]
+        call()
+        trainer = call.tensors.steps.trainer
+        kept = _trainer._mapped(trainer.batch, torch.clone)
+        real = trainer._backward
+
+        def stale():
+            fresh, trainer.batch = trainer.batch, kept
+            try:
+                return real()
+            finally:
+                trainer.batch = fresh
+
+        trainer._backward = stale
+        # The labels no longer fit the images, which the model has learned by now.
+        for _ in range(30):
+            call()
+        assert "a timed step on a new batch has a loss of" in "; ".join(_steps.recheck(None, call.tensors, call))

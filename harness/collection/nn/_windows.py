@@ -26,6 +26,8 @@ def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:
 
 def window_reverse(windows: Tensor, height: int, width: int, window: int, shift: int = 0) -> Tensor:
     """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does."""
+    if windows.ndim != 3:
+        raise ValueError(f"windows are {tuple(windows.shape)}; they must be (N, window * window, C)")
     images, tokens, channels = windows.shape
     of_image = height * width
     if tokens != window * window or not of_image or images * tokens % of_image:
@@ -35,16 +37,20 @@ def window_reverse(windows: Tensor, height: int, width: int, window: int, shift:
 
 
 def norm_partition(  # noqa: PLR0913, PLR0917 - what layer_norm and window_partition take
-    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int = 0, eps: float = EPS
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, window: int, shift: int = 0, eps: float = EPS
 ) -> Tensor:
     """Normalise images (B, H, W, C) by layer_norm(), and cut them by window_partition(). weight, bias: (C,).
 
     It is one kernel where no gradient is wanted. In training it is the two kernels of these functions, since the
     backward wants the statistics, which the one kernel doesn't write. Raises ValueError as both functions do.
     """
+    if weight is None or bias is None:
+        return window_partition(layer_norm(x, weight, bias, eps), window, shift)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
         return window_partition(layer_norm(x, weight, bias, eps), window, shift)
     _checked(x.shape, window, shift)
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
     if weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
         raise ValueError(f"weight and bias of images with {x.shape[-1]} channels must be ({x.shape[-1]},)")
     return _norm_partition(x, weight.to(x.dtype), bias.to(x.dtype), window, shift, eps)
@@ -146,6 +152,29 @@ def _reverse_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _window_partition(dy, *ctx.cut), None, None, None, None
 
 
+# ---- The same by torch. A dimension that is split is a view, however the tensor lies in memory.
+
+
+def _partition_formula(x: Tensor, window: int, shift: int) -> Tensor:
+    x = x.roll((-shift, -shift), (1, 2)) if shift else x
+    x = x.unflatten(2, (x.shape[2] // window, window)).unflatten(1, (x.shape[1] // window, window))
+    return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+
+def _reverse_formula(windows: Tensor, height: int, width: int, window: int, shift: int) -> Tensor:
+    down, across = height // window, width // window
+    x = windows.unflatten(1, (window, window)).unflatten(0, (windows.shape[0] // (down * across), down, across))
+    x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    return x.roll((shift, shift), (1, 2)) if shift else x
+
+
+@without_autocast
+def _norm_partition_formula(  # noqa: PLR0913, PLR0917 - as _norm_partition_run()
+    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
+) -> Tensor:
+    return _partition_formula(layer_norm(x, weight, bias, eps), window, shift)
+
+
 def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
     x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
 ) -> Tensor:
@@ -173,6 +202,7 @@ _window_partition = operator(
     _window_partition_fake,
     _partition_saves,
     _partition_backward,
+    formula=_partition_formula,
 )
 _window_reverse = operator(
     "window_reverse",
@@ -181,10 +211,12 @@ _window_reverse = operator(
     _window_reverse_fake,
     _reverse_saves,
     _reverse_backward,
+    formula=_reverse_formula,
 )
 _norm_partition = operator(
     "norm_partition",
     f"(Tensor x, Tensor weight, Tensor bias, {_CUT}, float eps) -> Tensor",
     _norm_partition_run,
     lambda x, _weight, _bias, window, _shift, _eps: _windows(x, window),
+    formula=_norm_partition_formula,
 )

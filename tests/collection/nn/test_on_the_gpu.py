@@ -215,9 +215,9 @@ def test_dropout_draws_what_a_cpu_draws(tools, dtype, shape):
     def three(x, bias, residual):
         return nn.bias_dropout_residual(nn.dropout_add(nn.dropout(x, 0.3), residual, 0.5), bias, residual, 0.25)
 
-    nn.manual_seed(5)
+    torch.manual_seed(5)
     expected = tools.results(three, *inputs)
-    nn.manual_seed(5)
+    torch.manual_seed(5)
     with tools.launches(dropout=1, dropout_add=1, bias_dropout_residual=1, dropout_grad=3):
         made = tools.results(three, *(one.detach().cuda().requires_grad_() for one in inputs))
     tools.assert_close([one.cpu() for one in made], expected, tools.tolerance[dtype])
@@ -286,27 +286,27 @@ def inputs_of_block():
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(tools, backend):
     compiled, inputs = torch.compile(block, fullgraph=True, backend=backend), inputs_of_block()
-    nn.manual_seed(1)
+    torch.manual_seed(1)
     expected = tools.results(block, *inputs)
-    nn.manual_seed(1)
+    torch.manual_seed(1)
     with tools.launches(**BLOCK):
         compiled(*inputs)
-    nn.manual_seed(1)
+    torch.manual_seed(1)
     tools.assert_close(tools.results(compiled, *inputs), expected, 4e-3)
 
 
 def test_in_a_graph(tools):
     inputs = inputs_of_block()
     graph, made = tools.captured(lambda: tools.results(block, *inputs))
-    nn.manual_seed(0)
+    torch.manual_seed(0)
     graph.replay()
     first = [one.clone() for one in made]
     graph.replay()
     assert not torch.equal(made[0], first[0])
-    nn.manual_seed(0)
+    torch.manual_seed(0)
     graph.replay()
     assert all(map(torch.equal, made, first))
-    nn.manual_seed(0)
+    torch.manual_seed(0)
     tools.assert_close(first, tools.results(block, *inputs), 1e-6)
 
 

@@ -32,28 +32,34 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
     does the rest, also where statistics or weight and bias are None. The backward has x, the batch's statistics, and a
     bit an element in place of the result.
-    Raises ValueError for shapes that don't fit each other.
+    Raises ValueError for shapes that don't fit each other, and for integers.
+
+    >>> x, mean, var = torch.tensor([-2.0, 2.0]).view(2, 1, 1, 1), torch.zeros(1), torch.ones(1)
+    >>> nn.batch_norm_add_relu(x, None, mean, var, torch.ones(1), torch.zeros(1)).flatten()
+    tensor([0.0000, 1.0000])
+    >>> mean, var
+    (tensor([0.]), tensor([1.7000]))
     """
     _checked(x, residual, running_mean, running_var, weight, bias)
-    given = x, residual, running_mean, running_var, weight, bias
-    eager = is_eager(given)
-    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
-    if not ours or running_mean is None or running_var is None or weight is None or bias is None:
-        return _formula(*given, training, momentum, eps)
-    if not eager and is_for_torch(given):
-        return _formula(*given, training, momentum, eps)
+    eager = is_eager((x, residual, running_mean, running_var, weight, bias))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    gamma, beta = (one if one.dtype == wide else one.to(wide) for one in (weight, bias))
     # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
     # takes no operator with a gradient that does so.
-    moved = [(one if one.dtype == wide else one.to(wide)).contiguous() for one in (running_mean, running_var)]
-    if eager:
-        y = _in_place(x, residual, gamma, beta, *moved, last)
+    moved = [one if one is None or one.dtype == wide else one.to(wide) for one in (running_mean, running_var)]
+    gamma, beta = (one if one is None or one.dtype == wide else one.to(wide) for one in (weight, bias))
+    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
+    is_whole = running_mean is not None and running_var is not None and weight is not None and bias is not None
+    if not ours or not is_whole or (not eager and is_for_torch((x, residual, weight, bias))):
+        y = _formula(x, residual, *moved, gamma, beta, training, momentum, eps)
     else:
-        y, _, _, _, *moved = torch.ops.harness.bn_add_relu(x, residual, gamma, beta, *moved, last)
+        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        moved = [one.contiguous() for one in moved]
+        if eager:
+            y = _in_place(x, residual, gamma, beta, *moved, last)
+        else:
+            y, _, _, _, *moved = torch.ops.harness.bn_add_relu(x, residual, gamma, beta, *moved, last)
     for own, new in zip((running_mean, running_var), moved, strict=True):
-        if new is not own:
+        if training and own is not None and new is not own:
             own.copy_(new)
     return y
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import NoneType
 from typing import Any, ParamSpec, TypeVar
@@ -134,7 +134,7 @@ def is_for_torch(arguments: tuple[Any, ...]) -> bool:
     return _transformed() or forward_ad._current_level >= 0 or are_distributed(arguments)
 
 
-def are_distributed(arguments: tuple[Any, ...]) -> bool:
+def are_distributed(arguments: Sequence[Any]) -> bool:
     """Whether some of the arguments are distributed tensors. Only who has imported torch's DTensor can have any."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(value, module.DTensor) for value in arguments)
@@ -160,7 +160,9 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(run)
     def call(*arguments: P.args, **options: P.kwargs) -> T:
-        with torch._C._DisableAutocast():
+        # A compiler knows one of both ways, which takes the host longer and is of one kind of device.
+        device = arguments[0].device.type if _compiling() else None  # type: ignore[attr-defined]
+        with torch._C._DisableAutocast() if device is None else torch.autocast(device, enabled=False):
             return run(*arguments, **options)
 
     return call

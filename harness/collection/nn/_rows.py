@@ -262,8 +262,11 @@ def _layer_norm_grad_fake(
 def _layer_norm_formula(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: Sequence[int] | None = None
 ) -> Tensor:
-    vectors = [None if one is None else _wide(one.to(x.dtype)) for one in (weight, bias)]
-    return functional.layer_norm(_wide(x), [*(shape or x.shape[-1:])], *vectors, eps).to(x.dtype)
+    gamma, beta = (None if one is None else _wide(one.to(x.dtype)) for one in (weight, bias))
+    over = [*(shape or x.shape[-1:])]
+    if gamma is None and beta is not None:  # of which torch has no second derivatives
+        return (functional.layer_norm(_wide(x), over, eps=eps) + beta).to(x.dtype)
+    return functional.layer_norm(_wide(x), over, gamma, beta, eps).to(x.dtype)
 
 
 def _layer_norm_slopes(ctx: Any, dy: Tensor) -> tuple[Any, ...]:

@@ -19,13 +19,22 @@ def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:
     """Images (B, H, W, C), rolled by -shift pixels along H and W, to windows (B * H / window * W / window, T, C).
 
     T is window * window. Raises ValueError where windows can't tile the images, or for a negative shift.
+
+    >>> x = torch.arange(16).view(1, 4, 4, 1)
+    >>> nn.window_partition(x, window=2)[0].flatten()
+    tensor([0, 1, 4, 5])
     """
     _checked(x.shape, window, shift)
     return _window_partition(x, window, shift)
 
 
 def window_reverse(windows: Tensor, height: int, width: int, window: int, shift: int = 0) -> Tensor:
-    """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does."""
+    """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does.
+
+    >>> x = torch.arange(16).view(1, 4, 4, 1)
+    >>> torch.equal(nn.window_reverse(nn.window_partition(x, window=2), height=4, width=4, window=2), x)
+    True
+    """
     if windows.ndim != 3:
         raise ValueError(f"windows are {tuple(windows.shape)}; they must be (N, window * window, C)")
     images, tokens, channels = windows.shape
@@ -43,6 +52,10 @@ def norm_partition(  # noqa: PLR0913, PLR0917 - what layer_norm and window_parti
 
     It is one kernel where no gradient is wanted. In training it is the two kernels of these functions, since the
     backward wants the statistics, which the one kernel doesn't write. Raises ValueError as both functions do.
+
+    >>> x = torch.randn(1, 4, 4, 8)
+    >>> nn.norm_partition(x, torch.ones(8), torch.zeros(8), window=2).shape
+    torch.Size([4, 4, 8])
     """
     if weight is None or bias is None:
         return window_partition(layer_norm(x, weight, bias, eps), window, shift)

@@ -108,6 +108,58 @@ EXAMPLES: dict[str, Example] = {
     "window_attention": Example(nn.window_attention, torch_attention, ((4, 9, 192), (2, 9, 9)), dtype=torch.float16),
 }
 
+"""An example of each function, by its name."""
+VARIANTS: dict[str, Example] = {
+    "layer_norm over several dimensions": Example(
+        lambda x, w, b: nn.layer_norm(x, w, b, normalized_shape=(4, 8)),
+        lambda x, w, b: functional.layer_norm(x, (4, 8), w, b),
+        ((5, 4, 8), (4, 8), (4, 8)),
+    ),
+    "layer_norm without bias": Example(nn.layer_norm, lambda x, w: functional.layer_norm(x, (8,), w), (_ROWS, _LAST)),
+    "layer_norm without weight": Example(nn.layer_norm, lambda x: functional.layer_norm(x, (8,)), (_ROWS,)),
+    "layer_norm with bias alone": Example(
+        lambda x, b: nn.layer_norm(x, bias=b), lambda x, b: functional.layer_norm(x, (8,)) + b, (_ROWS, _LAST)
+    ),
+    "rms_norm over several dimensions": Example(
+        lambda x, w: nn.rms_norm(x, w, normalized_shape=(4, 8)),
+        lambda x, w: functional.rms_norm(x, (4, 8), w, 1e-5),
+        ((5, 4, 8), (4, 8)),
+    ),
+    "rms_norm without weight": Example(
+        lambda x: nn.rms_norm(x / 1024, eps=None),
+        lambda x: functional.rms_norm(x / 1024, (8,), None, 2.0**-23),
+        (_ROWS,),
+    ),
+    "rms_norm with torch's epsilon": Example(
+        lambda x, w: nn.rms_norm(x / 1024, w, None),
+        lambda x, w: functional.rms_norm(x / 1024, (8,), w, 2.0**-23),
+        (_ROWS, _LAST),
+    ),
+    "softmax along another dimension": Example(lambda x: nn.softmax(x, 1), lambda x: torch.softmax(x, 1), ((5, 4, 8),)),
+    "dropout in place": Example(lambda x: nn.dropout(x * 1, P, inplace=True), masked, (_ROWS,), draws=True),
+    "dropout in evaluation": Example(lambda x: nn.dropout(x * 1, P, False), lambda x: x * 1, (_ROWS,)),
+    "batch_norm in evaluation": Example(
+        lambda x, z, w, b: nn.batch_norm_add_relu(x, z, *running(x), w, b, training=False),
+        lambda x, z, w, b: functional.relu(functional.batch_norm(x, *running(x), w, b) + z),
+        ((4, 3, 2, 4), (4, 3, 2, 4), (3,), (3,)),
+        (0, 1),
+    ),
+    "batch_norm without statistics": Example(
+        lambda x, w, b: nn.batch_norm_add_relu(x, None, None, None, w, b),
+        lambda x, w, b: functional.relu(functional.batch_norm(x, None, None, w, b, training=True)),
+        ((4, 3, 2, 4), (3,), (3,)),
+    ),
+    "attention with masks": Example(
+        lambda qkv, bias: nn.window_attention(qkv, bias, torch.ones(2, 9, 9, device=qkv.device).triu()),
+        lambda qkv, bias: torch_attention(
+            qkv, (bias + torch.ones(2, 1, 9, 9, device=qkv.device).triu()).repeat(len(qkv) // 2, 1, 1, 1)
+        ),
+        ((4, 9, 192), (2, 9, 9)),
+        dtype=torch.float16,
+    ),
+}
+"""Other ways to call the functions."""
+
 
 # ---- Plain calls.
 

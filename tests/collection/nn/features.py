@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from tests.collection.nn import tensors, ways
-from tests.collection.nn.examples import EXAMPLES, Call, Example, again, gradients
+from tests.collection.nn.examples import EXAMPLES, VARIANTS, Call, Example, again, gradients
 
 TABLE = Path(__file__).with_name("support.yaml")
 
@@ -111,7 +111,7 @@ def outcome(name: str, feature: str, device: str, launched: Callable[[], int]) -
 
     launched: how many kernels were launched until now. Raises AssertionError for wrong results.
     """
-    example, tried = EXAMPLES[name], FEATURES[feature]
+    example, tried = (EXAMPLES | VARIANTS)[name], FEATURES[feature]
     torch.manual_seed(0)
     exact = [torch.randn(shape, dtype=torch.float64).to(example.dtype).double().to(device) for shape in example.shapes]
     inputs = [one.to(example.dtype) for one in exact]

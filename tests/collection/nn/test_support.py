@@ -11,10 +11,17 @@ import torch
 
 from harness import nn
 from harness.collection.nn import _kernels
-from tests.collection.nn.features import EXAMPLES, FEATURES, Row, outcome, rows
+from tests.collection.nn.features import EXAMPLES, FEATURES, VARIANTS, Row, outcome, rows
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 ROWS = {row.name: row for row in rows()}
+OTHERWISE = {
+    "batch_norm in evaluation": {"distributed"},
+    "attention with masks": {"distributed"},
+    "rms_norm without weight": {"float64"},
+    "rms_norm with torch's epsilon": {"float64"},
+}
+"""Masks and statistics that aren't DTensor, which torch refuses; an epsilon that is another one in float64."""
 LISTS = {"unscale_"}
 """Functions of lists of tensors, in place, which have no gradients."""
 
@@ -36,6 +43,15 @@ def misfits(row: Row, device: str, launched) -> list[str]:
 @pytest.mark.parametrize("feature", [name for name, feature in FEATURES.items() if not feature.needs_gpu])
 def test_what_happens_is_what_the_page_says(feature, played):
     assert not misfits(ROWS[feature], "cpu", lambda: sum(played.values()))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_ways_to_call_a_function_are_right(name, played):
+    torch.compiler.reset()
+    refused = {"integers", "complex", "no_dimension", "mixed_devices", "cuda_graph"}
+    features = [one for one in FEATURES if one not in refused | OTHERWISE.get(name, set())]
+    made = {feature: outcome(name, feature, "cpu", lambda: sum(played.values())) for feature in features}
+    assert {*made.values()} <= {"kernel", "torch"}, made
 
 
 @pytest.mark.gpu

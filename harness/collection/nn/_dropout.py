@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.nn._kernels import Described, OpKernels, allocator, like
-from harness.collection.nn._operators import are_distributed, is_eager, is_for_torch, operator, without_autocast
+from harness.collection.nn._operators import (
+    are_distributed,
+    is_eager,
+    is_for_torch,
+    opaque_operator,
+    operator,
+    without_autocast,
+)
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
 from harness.collection.ops.dropout._philox import GROUP, draws
@@ -111,17 +118,21 @@ def _number(x: Tensor) -> Tensor:
     if is_for_torch((x,)):
         # A function that vmap knows: it draws one number for all, or one for each, or refuses to.
         return torch.randint(_NUMBERS, (1,), device=x.device)
-    return torch.ops.harness.draw(x)  # type: ignore[no-any-return]
+    return _dispatched_draw(x)  # type: ignore[no-any-return]
 
 
 def _draw(x: Tensor) -> Tensor:
     return allocator(x)((1,), (1,), torch.int64).random_(0, _NUMBERS)
 
 
-# Torch knows by the tag that two calls differ, and that a checkpoint must repeat the generator's state for it.
-torch.library.custom_op(
-    "harness::draw", _draw, mutates_args=(), schema="(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
-).register_fake(lambda x: x.new_empty(1, dtype=torch.int64))
+# Torch knows by the tag that two calls differ, and that a checkpoint must repeat the generator's state for them.
+_dispatched_draw = opaque_operator(
+    "draw",
+    "(Tensor x) -> Tensor",
+    _draw,
+    lambda x: x.new_empty(1, dtype=torch.int64),
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -55,15 +55,13 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     What is made here gives the first output alone where the operator has a backward, all of them where it has none.
     """
     run = quick(run)
-    opaque = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
-    opaque.register_fake(fake)
+    opaque = opaque_operator(name, schema, run, fake)
     has_gradients = saves is not None and backward is not None
     with_gradients = _refusing(f"harness.nn has no gradient of {name}, as second derivatives would need it")
     by_formula = formula or _refusing(f"{name} of harness.nn has no formula for torch.func, dual numbers or DTensor")
     if saves is not None and backward is not None:
         opaque.register_autograd(_of_first_output(backward, slopes), setup_context=_marking(saves))
         with_gradients = differentiable(name, run, saves, backward, slopes)
-    opaque._opoverload._op = _Bypass(opaque._opoverload._op, run)
 
     def call(*arguments: Any) -> Any:
         if not is_eager(arguments):
@@ -77,6 +75,14 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
         return made[0] if has_gradients and isinstance(made, tuple) else made
 
     return call
+
+
+def opaque_operator(name: str, schema: str, run: Run, fake: Run, tags: Sequence[torch.Tag] = ()) -> Any:
+    """The operator harness::<name> without a gradient, as torch's dispatcher has it."""
+    made = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema, tags=tags)
+    made.register_fake(fake)
+    made._opoverload._op = _Bypass(made._opoverload._op, run)
+    return made
 
 
 def _refusing(message: str) -> Run:

@@ -65,7 +65,9 @@ def rms_norm(
     tensor([[1., 2., 3.]])
     """
     dtype, must = x.dtype, x.shape[-1:]
-    if weight is None or eps is None or normalized_shape is not None:
+    if eps is None:
+        eps = torch.finfo(_wide_type(x)).eps
+    if weight is None or normalized_shape is not None:
         return _rms_norm_of(x, weight, eps, normalized_shape)
     if _shape(weight) != must or not dtype.is_floating_point or not must:
         raise _misfit(x, must, weight=weight)
@@ -140,15 +142,18 @@ def _layer_norm_of(
     must = _normalized(x, shape, weight=weight, bias=bias)
     if weight is None or bias is None:
         return _layer_norm_formula(x, weight, bias, eps, must)
+    if len(must) == 1:
+        return layer_norm(x, weight, bias, eps)
     return layer_norm(x.flatten(-len(must)), weight.flatten(), bias.flatten(), eps).view(x.shape)
 
 
-def _rms_norm_of(x: Tensor, weight: Tensor | None, eps: float | None, shape: int | Sequence[int] | None) -> Tensor:
-    """rms_norm() over several dimensions, without weight, or with torch's epsilon."""
+def _rms_norm_of(x: Tensor, weight: Tensor | None, eps: float, shape: int | Sequence[int] | None) -> Tensor:
+    """rms_norm() over several dimensions, or without weight."""
     must = _normalized(x, shape, weight=weight)
-    eps = torch.finfo(_wide_type(x)).eps if eps is None else eps
     if weight is None:
         return _rms_norm_formula(x, None, eps, must)
+    if len(must) == 1:
+        return rms_norm(x, weight, eps)
     return rms_norm(x.flatten(-len(must)), weight.flatten(), eps).view(x.shape)
 
 

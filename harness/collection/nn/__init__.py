@@ -34,8 +34,9 @@ from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropo
 from harness.collection.nn._memory import forget
 from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
 from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
-from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._scaler import GradScaler
+from harness.collection.nn._softmax import softmax
 from harness.collection.nn._unscale import unscale_
 from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 

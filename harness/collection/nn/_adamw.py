@@ -352,8 +352,8 @@ def _number_of_step(param: Tensor, number: float) -> Tensor:
 
 def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:
     """The tensor with its elements in the order of the parameter's memory, and on the ranks of the parameter."""
-    if are_distributed((param, tensor)) and tensor.placements != param.placements:  # type: ignore[attr-defined]
-        tensor = tensor.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    if are_distributed((param, tensor)) and tensor.placements != param.placements:
+        tensor = tensor.redistribute(placements=param.placements)
     if tensor.stride() == param.stride():
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)

@@ -173,7 +173,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     return *_window_attention_grad(dout, *ctx.saved_tensors), None
 
 
-def _slopes(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+def _backward_formula(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     return *_attention_grad_by_torch(dout, *ctx.saved_tensors), None
 
 
@@ -189,7 +189,7 @@ _window_attention = operator(
     _saves,
     _backward,
     formula=_formula,
-    slopes=_slopes,
+    backward_formula=_backward_formula,
 )
 _window_attention_grad = operator(
     "window_attention_grad",

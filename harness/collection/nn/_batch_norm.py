@@ -45,12 +45,14 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
     # takes no operator with a gradient that does so.
-    moved = [one if one is None or one.dtype == wide else one.to(wide) for one in (running_mean, running_var)]
+    moved: list[Any] = [
+        one if one is None or one.dtype == wide else one.to(wide) for one in (running_mean, running_var)
+    ]
     gamma, beta = (one if one is None or one.dtype == wide else one.to(wide) for one in (weight, bias))
     ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
     is_whole = running_mean is not None and running_var is not None and weight is not None and bias is not None
     if not ours or not is_whole or (not eager and is_for_torch((x, residual, weight, bias))):
-        y = _formula(x, residual, *moved, gamma, beta, training, momentum, eps)
+        y = _formula(x, residual, (moved[0], moved[1]), (gamma, beta), training, momentum, eps)
     else:
         last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         moved = [one.contiguous() for one in moved]
@@ -78,15 +80,13 @@ def _checked(x: Tensor, residual: Tensor | None, *vectors: Tensor | None) -> Non
 def _formula(  # noqa: PLR0913, PLR0917 - as batch_norm_add_relu()
     x: Tensor,
     residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    running: tuple[Tensor | None, Tensor | None],
+    vectors: tuple[Tensor | None, Tensor | None],
     training: bool,
     momentum: float,
     eps: float,
 ) -> Tensor:
-    y = functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    y = functional.batch_norm(x, *running, *vectors, training=training, momentum=momentum, eps=eps)
     return functional.relu(y if residual is None else y + residual)
 
 
@@ -260,7 +260,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
 
 
-def _slopes(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def _backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, bits, weight, _, _ = ctx.saved_tensors
     var, mean = torch.var_mean(x.to(weight.dtype), (0, 2, 3), correction=0)
     saved = x, bits, weight, mean, (var + EPSILON).rsqrt()
@@ -271,7 +271,7 @@ def _slopes(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 _OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_var"
 _SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
-_in_place = straight("bn_add_relu", _run_in_place, _saves, _backward, _slopes)
+_in_place = straight("bn_add_relu", _run_in_place, _saves, _backward, _backward_formula)
 operator(
     "bn_add_relu",
     f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",
@@ -279,7 +279,7 @@ operator(
     _fake,
     _saves,
     _backward,
-    slopes=_slopes,
+    backward_formula=_backward_formula,
 )
 _bn_add_relu_grad = operator(
     "bn_add_relu_grad",

@@ -72,7 +72,7 @@ def dropout_add(x: Tensor, residual: Tensor, p: float = 0.5, training: bool = Tr
     _alike(x, residual)
     if not training or p == 0:
         return x + residual
-    return _dropout_add(x, residual, _number(x), p)  # type: ignore[no-any-return]
+    return _dropout_add(x, residual, _number(x), p)
 
 
 def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -93,7 +93,7 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float = 
         raise ValueError(f"bias is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be {must}")
     if not training or p == 0:
         return x + bias.to(x.dtype) + residual
-    return _bias_dropout_residual(x, bias.to(x.dtype), residual, _number(x), p)  # type: ignore[no-any-return]
+    return _bias_dropout_residual(x, bias.to(x.dtype), residual, _number(x), p)
 
 
 def _checked(x: Tensor, p: float) -> None:
@@ -118,7 +118,7 @@ def _number(x: Tensor) -> Tensor:
     if is_for_torch((x,)):
         # A function that vmap knows: it draws one number for all, or one for each, or refuses to.
         return torch.randint(_NUMBERS, (1,), device=x.device)
-    return _dispatched_draw(x)  # type: ignore[no-any-return]
+    return _dispatched_draw(x)
 
 
 def _draw(x: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
-    return _dropout_grad(dy, *ctx.saved_tensors, ctx.p)  # type: ignore[no-any-return]
+    return _dropout_grad(dy, *ctx.saved_tensors, ctx.p)
 
 
 def _dropout_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:

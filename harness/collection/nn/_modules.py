@@ -10,7 +10,8 @@ from torch import Tensor
 
 from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import dropout
-from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._rows import layer_norm, rms_norm
+from harness.collection.nn._softmax import softmax
 
 
 class LayerNorm(torch.nn.LayerNorm):

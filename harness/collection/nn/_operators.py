@@ -37,7 +37,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     backward: Run | None = None,
     *,
     formula: Run | None = None,
-    slopes: Run | None = None,
+    backward_formula: Run | None = None,
 ) -> Run:
     """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
 
@@ -49,7 +49,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
 
     formula: the first output by torch's functions, of the same arguments. Transforms of torch.func, forward-mode
     differentiation and distributed tensors take it; without it a call raises RuntimeError there.
-    slopes: the gradients of `backward` by torch's functions, of what `saves` kept. A backward that is to be
+    backward_formula: the gradients of `backward` by torch's functions, of what `saves` kept. A backward that is to be
     differentiated (create_graph) takes them; without them it takes `backward`.
 
     What is made here gives the first output alone where the operator has a backward, all of them where it has none.
@@ -60,8 +60,8 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     with_gradients = _refusing(f"harness.nn has no gradient of {name}, as second derivatives would need it")
     by_formula = formula or _refusing(f"{name} of harness.nn has no formula for torch.func, dual numbers or DTensor")
     if saves is not None and backward is not None:
-        opaque.register_autograd(_of_first_output(backward, slopes), setup_context=_marking(saves))
-        with_gradients = differentiable(name, run, saves, backward, slopes)
+        opaque.register_autograd(_of_first_output(backward, backward_formula), setup_context=_marking(saves))
+        with_gradients = differentiable(name, run, saves, backward, backward_formula)
 
     def call(*arguments: Any) -> Any:
         if not is_eager(arguments):
@@ -94,10 +94,10 @@ def _refusing(message: str) -> Run:
     return refuse
 
 
-def straight(name: str, run: Run, saves: Saves, backward: Run, slopes: Run) -> Run:
+def straight(name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run) -> Run:
     """The first output of `run`, with gradients where they are wanted, for plain tensors outside of a compiler."""
     run = quick(run)
-    with_gradients = differentiable(name, run, saves, backward, slopes)
+    with_gradients = differentiable(name, run, saves, backward, backward_formula)
 
     def call(*arguments: Any) -> Any:
         if _grad_enabled() and _any_requires_grad(*arguments):
@@ -146,7 +146,7 @@ def are_distributed(arguments: Sequence[Any]) -> bool:
     return module is not None and any(isinstance(value, module.DTensor) for value in arguments)
 
 
-def differentiable(name: str, run: Run, saves: Saves, backward: Run, slopes: Run | None) -> Run:
+def differentiable(name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run | None) -> Run:
     """The first output of `run` with gradients, for plain tensors of which some want a gradient."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -155,7 +155,7 @@ def differentiable(name: str, run: Run, saves: Saves, backward: Run, slopes: Run
         saves(ctx, arguments, made)
         return made[0] if isinstance(made, tuple) else made
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward, slopes))}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward, backward_formula))}
     function: Any = type(name, (torch.autograd.Function,), methods)
     # What Function.apply does before it has been done: there are no transforms and no dead wrappers of any.
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
@@ -187,9 +187,9 @@ def _marking(saves: Saves) -> Saves:
     return setup
 
 
-def _of_first_output(backward: Run, slopes: Run | None) -> Run:
+def _of_first_output(backward: Run, backward_formula: Run | None) -> Run:
     """What torch calls backward."""
-    to_differentiate = slopes or backward
+    to_differentiate = backward_formula or backward
 
     def gradients(ctx: Any, slope: Any, *_: Any) -> Any:
         if slope is None:

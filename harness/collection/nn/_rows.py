@@ -1,4 +1,4 @@
-"""Norms and softmax over the last dimension."""
+"""Norms over the last dimensions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,15 @@ def layer_norm(
     dtype, must = x.dtype, x.shape[-1:]
     if weight is None or bias is None or normalized_shape is not None:
         return _layer_norm_of(x, weight, bias, eps, normalized_shape)
-    if _shape(weight) != must or bias.shape != must or not dtype.is_floating_point or not must:
-        raise _misfit(x, must, weight=weight, bias=bias)
+    try:
+        fits = weight.shape == must and bias.shape == must and dtype.is_floating_point and must
+    except AttributeError:
+        fits = None
+    if not fits:
+        raise _misfit(x, weight=weight, bias=bias)
     if (weight.dtype != dtype or bias.dtype != dtype) and not _rounded_by_kernel(x, weight, bias):
         weight, bias = weight.to(dtype), bias.to(dtype)
-    return _layer_norm(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return _layer_norm(x, weight, bias, eps)
 
 
 def rms_norm(
@@ -69,31 +73,15 @@ def rms_norm(
         eps = torch.finfo(_wide_type(x)).eps
     if weight is None or normalized_shape is not None:
         return _rms_norm_of(x, weight, eps, normalized_shape)
-    if _shape(weight) != must or not dtype.is_floating_point or not must:
-        raise _misfit(x, must, weight=weight)
+    try:
+        fits = weight.shape == must and dtype.is_floating_point and must
+    except AttributeError:
+        fits = None
+    if not fits:
+        raise _misfit(x, weight=weight)
     if weight.dtype != dtype and not _rounded_by_kernel(x, weight):
         weight = weight.to(dtype)
-    return _rms_norm(x, weight, eps)  # type: ignore[no-any-return]
-
-
-def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """Divide exp(x) by its sum along `dim`. The result has the type of x, also under autocast.
-
-    dtype: type that x is converted to before. Torch does it for other dimensions than the last one.
-    Raises IndexError for a dimension that x doesn't have, and torch's error for integers.
-
-    >>> nn.softmax(torch.zeros(1, 4))
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
-    x = x if dtype is None else x.to(dtype)
-    if (dim != -1 and dim != x.ndim - 1) or not x.dtype.is_floating_point or not x.ndim:
-        return _softmax_along(x, dim)
-    return _softmax(x)  # type: ignore[no-any-return]
-
-
-@without_autocast
-def _softmax_along(x: Tensor, dim: int) -> Tensor:
-    return torch.softmax(x, dim)
+    return _rms_norm(x, weight, eps)
 
 
 def _rounded_by_kernel(x: Tensor, *vectors: Tensor) -> bool:
@@ -113,10 +101,10 @@ def _shape(weight: Tensor) -> torch.Size:
         ) from None
 
 
-def _misfit(x: Tensor, must: Sequence[int], **vectors: Tensor | None) -> ValueError:
+def _misfit(x: Tensor, must: Sequence[int] | None = None, **vectors: Tensor | None) -> ValueError:
     if not x.is_floating_point():
         return ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
-    must = tuple(must)
+    must = tuple(x.shape[-1:] if must is None else must)
     if not x.ndim:
         return ValueError("x has no dimension; norms take (..., N)")
     if not must or tuple(x.shape[-len(must) :]) != must:
@@ -138,7 +126,7 @@ def _normalized(x: Tensor, shape: int | Sequence[int] | None, **vectors: Tensor 
 def _layer_norm_of(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: int | Sequence[int] | None
 ) -> Tensor:
-    """layer_norm() over several dimensions, or without weight or bias."""
+    """Compute layer_norm() over several dimensions, or without weight or bias."""
     must = _normalized(x, shape, weight=weight, bias=bias)
     if weight is None or bias is None:
         return _layer_norm_formula(x, weight, bias, eps, must)
@@ -148,7 +136,7 @@ def _layer_norm_of(
 
 
 def _rms_norm_of(x: Tensor, weight: Tensor | None, eps: float, shape: int | Sequence[int] | None) -> Tensor:
-    """rms_norm() over several dimensions, or without weight."""
+    """Compute rms_norm() over several dimensions, or without weight."""
     must = _normalized(x, shape, weight=weight)
     if weight is None:
         return _rms_norm_formula(x, None, eps, must)
@@ -196,6 +184,7 @@ def _wide_type(x: Tensor) -> torch.dtype:
 
 
 def _wide(x: Tensor) -> Tensor:
+    """The tensor in the type that sums are in."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
@@ -274,7 +263,7 @@ def _layer_norm_formula(
     return functional.layer_norm(_wide(x), over, gamma, beta, eps).to(x.dtype)
 
 
-def _layer_norm_slopes(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def _layer_norm_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, weight, _, _ = ctx.saved_tensors
     var, mean = torch.var_mean(_wide(x), -1, correction=0)
     return *_layer_norm_grad_by_torch(dy, x, weight, mean, (var + ctx.eps).rsqrt()), None
@@ -298,7 +287,7 @@ _layer_norm = operator(
     _layer_norm_saves,
     _layer_norm_backward,
     formula=_layer_norm_formula,
-    slopes=_layer_norm_slopes,
+    backward_formula=_layer_norm_backward_formula,
 )
 _layer_norm_grad = operator(
     "layer_norm_grad",
@@ -366,7 +355,7 @@ def _rms_norm_formula(x: Tensor, weight: Tensor | None, eps: float, shape: Seque
     return (y if weight is None else y * _wide(weight.to(x.dtype))).to(x.dtype)
 
 
-def _rms_norm_slopes(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def _rms_norm_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, weight, _ = ctx.saved_tensors
     rstd = (_wide(x).square().mean(-1) + ctx.eps).rsqrt()
     return *_rms_norm_grad_by_torch(dy, x, weight, rstd), None
@@ -389,7 +378,7 @@ _rms_norm = operator(
     _rms_norm_saves,
     _rms_norm_backward,
     formula=_rms_norm_formula,
-    slopes=_rms_norm_slopes,
+    backward_formula=_rms_norm_backward_formula,
 )
 _rms_norm_grad = operator(
     "rms_norm_grad",
@@ -397,65 +386,3 @@ _rms_norm_grad = operator(
     _rms_norm_grad_run,
     _rms_norm_grad_fake,
 )
-
-
-# ---- Softmax.
-
-
-_softmaxes, _softmax_grads = OpKernels("softmax", matrix), OpKernels("softmax_grad", matrix)
-
-
-def _softmax_run(x: Tensor) -> Tensor:
-    launch = _softmaxes(x)
-    if launch is None:
-        return _softmax_formula(x).contiguous()
-    x = x.contiguous()
-    y = like(x)
-    launch(x, y)
-    return y
-
-
-@without_autocast
-def _softmax_formula(x: Tensor) -> Tensor:
-    return functional.softmax(_wide(x), -1).to(x.dtype)
-
-
-def _softmax_grad_run(dy: Tensor, y: Tensor) -> Tensor:
-    launch = _softmax_grads(y)
-    if launch is None:
-        return _softmax_grad_by_torch(dy, y)
-    y = y.contiguous()
-    dx = like(y)
-    launch(dy.contiguous(), y, dx)
-    return dx
-
-
-@without_autocast
-def _softmax_grad_by_torch(dy: Tensor, y: Tensor) -> Tensor:
-    wide, of_y = _wide(dy), _wide(y)
-    return (of_y * (wide - (wide * of_y).sum(-1, keepdim=True))).to(y.dtype).contiguous()
-
-
-def _softmax_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
-    ctx.save_for_backward(output)
-
-
-def _softmax_backward(ctx: Any, dy: Tensor) -> Tensor:
-    return _softmax_grad(dy, *ctx.saved_tensors)  # type: ignore[no-any-return]
-
-
-def _softmax_slopes(ctx: Any, dy: Tensor) -> Tensor:
-    return _softmax_grad_by_torch(dy, *ctx.saved_tensors)
-
-
-_softmax = operator(
-    "softmax",
-    "(Tensor x) -> Tensor",
-    _softmax_run,
-    like,
-    _softmax_saves,
-    _softmax_backward,
-    formula=_softmax_formula,
-    slopes=_softmax_slopes,
-)
-_softmax_grad = operator("softmax_grad", "(Tensor dy, Tensor y) -> Tensor", _softmax_grad_run, lambda _, y: like(y))

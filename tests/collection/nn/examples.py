@@ -45,11 +45,11 @@ def masked(x: Tensor) -> Tensor:
     return x * mask(tuple(x.shape), x.device.type)
 
 
-def running(x: Tensor) -> list[Tensor]:
+def running(x: Tensor) -> tuple[Tensor, Tensor]:
     """Running statistics that no transform knows of, as a module has them."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     channels = x.shape[1] if x.ndim > 1 else 1
-    return [make(channels, dtype=wide, device=x.device) for make in (torch.zeros, torch.ones)]
+    return torch.zeros(channels, dtype=wide, device=x.device), torch.ones(channels, dtype=wide, device=x.device)
 
 
 def torch_attention(qkv: Tensor, bias: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from harness import nn
 
 
-class TorchBatchNormAddReLU(torch.nn.BatchNorm2d):
+class TorchBatchNormAddReLU(torch.nn.BatchNorm2d):  # type: ignore[misc]
     """The function of our module, by torch's functions."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -168,7 +168,7 @@ def functional_call(pair: Pair) -> None:
 
             slopes, slope = torch.func.grad(loss, (0, 1))(given, x, dict(module.named_buffers()))
             made.append([slope, *slopes.values()])
-        assert_alike(*made, 1e-4)
+        assert_alike(made[0], made[1], 1e-4)
 
 
 TRIED: dict[str, Callable[[Pair], None]] = {

@@ -75,7 +75,7 @@ def mixed_devices(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     return [function(*others, last.to("meta")).cpu()]
 
 
-class Marked(torch.Tensor):
+class Marked(torch.Tensor):  # type: ignore[misc]
     """A tensor of the user's own class."""
 
 
@@ -86,7 +86,7 @@ def subclass(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     return [y.as_subclass(torch.Tensor)]
 
 
-class Names(TorchDispatchMode):
+class Names(TorchDispatchMode):  # type: ignore[misc]
     """Notes which operators are called."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def dispatch_mode(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     return made
 
 
-class Passing(TorchFunctionMode):
+class Passing(TorchFunctionMode):  # type: ignore[misc]
     """Changes nothing."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

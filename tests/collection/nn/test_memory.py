@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.collection import nn
-from harness.collection.nn import _kernels, _pieces, _rows, _unscale
+from harness.collection.nn import _kernels, _pieces, _softmax, _unscale
 from harness.cuda import workspaces
 
 
@@ -13,7 +13,7 @@ def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     x = torch.randn(64)
     with monkeypatch.context() as patch:
         patch.setattr(_kernels, "_obstacle", lambda wanted: None)
-        assert _rows._softmaxes(x)
+        assert _softmax._softmaxes(x)
     layout = _unscale._layout((64,), (0,), 4, torch.device("cpu"))
     _unscale._table(layout, 0)
     _pieces._CAPTURED.append(layout)

@@ -11,7 +11,8 @@ import torch
 
 from harness import nn
 from harness.collection.nn import _kernels
-from tests.collection.nn.features import EXAMPLES, FEATURES, VARIANTS, Row, outcome, rows
+from tests.collection.nn.examples import EXAMPLES, VARIANTS
+from tests.collection.nn.features import FEATURES, Row, outcome, rows
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 ROWS = {row.name: row for row in rows()}

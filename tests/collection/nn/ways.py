@@ -148,7 +148,7 @@ def compiled(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     return gradients(torch.compile(function, fullgraph=True, backend="aot_eager"), inputs)
 
 
-class Module(torch.nn.Module):
+class Module(torch.nn.Module):  # type: ignore[misc]
     """The function as a module."""
 
     def __init__(self, function: Call) -> None:

@@ -82,13 +82,14 @@ def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:
 
 def _split(qkv: Tensor, heads: int) -> Tensor:
     """Queries, keys and values: a view (3, W, H, T, D)."""
-    size = qkv.shape[2]
-    return qkv.unflatten(2, (3, heads, size // (3 * heads))).permute(2, 0, 3, 1, 4)
+    windows, tokens, size = qkv.shape
+    return qkv.reshape(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
 
 
 def _heads(out: Tensor, heads: int) -> Tensor:
     """The heads of (W, T, C): a view (W, H, T, D)."""
-    return out.unflatten(2, (heads, out.shape[2] // heads)).transpose(1, 2)
+    windows, tokens, size = out.shape
+    return out.reshape(windows, tokens, heads, size // heads).transpose(1, 2)
 
 
 def _attention_run(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -149,7 +150,7 @@ def _attention_grad_run(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | 
 def _attention_grad_by_torch(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     parts = _split(qkv, len(bias))
     grads, ds = _gradients(_heads(dout, len(bias)), parts, _weights(parts, bias, mask))
-    return grads.permute(1, 3, 0, 2, 4).flatten(2).contiguous(), ds.sum(0)
+    return grads.permute(1, 3, 0, 2, 4).reshape(qkv.shape).contiguous(), ds.sum(0)
 
 
 def _gradients(dout: Tensor, parts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

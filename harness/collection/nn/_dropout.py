@@ -6,6 +6,7 @@ that number and an element's index (Philox), so whatever repeats torch's generat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from harness.collection.ops.dropout._philox import GROUP, draws
 
 _KEY = 0  # of Philox: the number of the call alone tells the calls from each other
 _NUMBERS = 2**63 - 1
+Gradient = Callable[[Any, Tensor], Any]
+"""Function of what was saved and of the gradient of y."""
 
 
 def manual_seed(seed: int) -> None:
@@ -241,22 +244,25 @@ def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     return _dropout_grad(dy, *ctx.saved_tensors, ctx.p)
 
 
-def _dropout_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return _gradient(ctx, dy), None, None
+def _gradient_formula(ctx: Any, dy: Tensor) -> Tensor:
+    (bits,) = ctx.saved_tensors
+    return _dropout_grad_by_torch(dy, bits, ctx.p)
 
 
-def _dropout_add_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return _gradient(ctx, dy), dy, None, None
+def _of_x(gradient: Gradient) -> Gradient:
+    return lambda ctx, dy: (gradient(ctx, dy), None, None)
 
 
-def _bias_dropout_residual_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    dx = _gradient(ctx, dy)
-    return dx, dx.reshape(-1, dx.shape[-1]).sum(0), dy, None, None
+def _of_x_and_residual(gradient: Gradient) -> Gradient:
+    return lambda ctx, dy: (gradient(ctx, dy), dy, None, None)
 
 
-def _grad_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
-    _, bits, ctx.p = inputs
-    ctx.save_for_backward(bits)
+def _of_x_bias_and_residual(gradient: Gradient) -> Gradient:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        dx = gradient(ctx, dy)
+        return dx, dx.reshape(-1, dx.shape[-1]).sum(0), dy, None, None
+
+    return backward
 
 
 # ---- The same by torch. Distributed tensors have torch's own masks, which each rank draws for its share.
@@ -280,7 +286,14 @@ def _bias_dropout_residual_formula(x: Tensor, bias: Tensor, residual: Tensor, ca
 
 _RESULT = "Tensor call, float p) -> (Tensor, Tensor)"
 _dropout = operator(
-    "dropout", f"(Tensor x, {_RESULT}", _dropout_run, _fake, _saves, _dropout_backward, formula=_dropout_formula
+    "dropout",
+    f"(Tensor x, {_RESULT}",
+    _dropout_run,
+    _fake,
+    _saves,
+    _of_x(_gradient),
+    formula=_dropout_formula,
+    backward_formula=_of_x(_gradient_formula),
 )
 _dropout_add = operator(
     "dropout_add",
@@ -288,8 +301,9 @@ _dropout_add = operator(
     _dropout_add_run,
     _fake,
     _saves,
-    _dropout_add_backward,
+    _of_x_and_residual(_gradient),
     formula=_dropout_add_formula,
+    backward_formula=_of_x_and_residual(_gradient_formula),
 )
 _bias_dropout_residual = operator(
     "bias_dropout_residual",
@@ -297,16 +311,13 @@ _bias_dropout_residual = operator(
     _bias_dropout_residual_run,
     _fake,
     _saves,
-    _bias_dropout_residual_backward,
+    _of_x_bias_and_residual(_gradient),
     formula=_bias_dropout_residual_formula,
+    backward_formula=_of_x_bias_and_residual(_gradient_formula),
 )
-# The gradient is the same function of dy, so that it has gradients of any order.
 _dropout_grad = operator(
     "dropout_grad",
     "(Tensor dy, Tensor bits, float p) -> Tensor",
     _dropout_grad_run,
     lambda dy, *_: like(dy),
-    _grad_saves,
-    _dropout_backward,
-    formula=_dropout_grad_by_torch,
 )

@@ -84,7 +84,7 @@ class BatchNormAddReLU(torch.nn.BatchNorm2d):
             if self.momentum is None:  # the mean of all batches
                 momentum = 1.0 / float(self.num_batches_tracked)
         running = self.running_mean, self.running_var
-        by_batch = self.training or running == (None, None)
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
         if self.training and not self.track_running_stats:
             running = None, None
         return batch_norm_add_relu(input, residual, *running, self.weight, self.bias, by_batch, momentum, self.eps)

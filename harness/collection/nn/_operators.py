@@ -26,6 +26,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _transformed = torch._C._are_functorch_transforms_active
 _tracing = torch._C._is_tracing
 _compiling = torch.compiler.is_dynamo_compiling
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
@@ -50,7 +51,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     formula: the first output by torch's functions, of the same arguments. Transforms of torch.func, forward-mode
     differentiation and distributed tensors take it; without it a call raises RuntimeError there.
     backward_formula: the gradients of `backward` by torch's functions, of what `saves` kept. A backward that is to be
-    differentiated (create_graph) takes them; without them it takes `backward`.
+    differentiated (create_graph), or of a batch of slopes (is_grads_batched), takes them; without them, `backward`.
 
     What is made here gives the first output alone where the operator has a backward, all of them where it has none.
     """
@@ -135,9 +136,9 @@ def is_for_torch(arguments: tuple[Any, ...]) -> bool:
 
     They can do it under a transform of torch.func, inside of a level of forward-mode differentiation, and for DTensor.
     """
-    if _compiling():
-        return False
-    return _transformed() or forward_ad._current_level >= 0 or are_distributed(arguments)
+    if _transformed() or forward_ad._current_level >= 0:
+        return True
+    return not _compiling() and are_distributed(arguments)
 
 
 def are_distributed(arguments: Sequence[Any]) -> bool:
@@ -194,7 +195,9 @@ def _of_first_output(backward: Run, backward_formula: Run | None) -> Run:
     def gradients(ctx: Any, slope: Any, *_: Any) -> Any:
         if slope is None:
             return (None,) * len(ctx.needs_input_grad)
-        return to_differentiate(ctx, slope) if _grad_enabled() else backward(ctx, slope)
+        # Batched slopes (is_grads_batched) look like tensors, and have no memory.
+        by_torch = _grad_enabled() or _batched(slope)
+        return to_differentiate(ctx, slope) if by_torch else backward(ctx, slope)
 
     return gradients
 

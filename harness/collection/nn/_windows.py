@@ -165,20 +165,32 @@ def _reverse_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _window_partition(dy, *ctx.cut), None, None, None, None
 
 
-# ---- The same by torch. A dimension that is split is a view, however the tensor lies in memory.
+# ---- The same by torch.
 
 
 def _partition_formula(x: Tensor, window: int, shift: int) -> Tensor:
+    images, height, width, channels = x.shape
+    down, across = height // window, width // window
     x = x.roll((-shift, -shift), (1, 2)) if shift else x
-    x = x.unflatten(2, (x.shape[2] // window, window)).unflatten(1, (x.shape[1] // window, window))
-    return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+    x = x.reshape(images, down, window, across, window, channels).transpose(2, 3)
+    return x.reshape(images * down * across, window * window, channels)
 
 
 def _reverse_formula(windows: Tensor, height: int, width: int, window: int, shift: int) -> Tensor:
+    count, _, channels = windows.shape
     down, across = height // window, width // window
-    x = windows.unflatten(1, (window, window)).unflatten(0, (windows.shape[0] // (down * across), down, across))
-    x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    images = count // (down * across)
+    x = windows.reshape(images, down, across, window, window, channels).transpose(2, 3)
+    x = x.reshape(images, height, width, channels)
     return x.roll((shift, shift), (1, 2)) if shift else x
+
+
+def _partition_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _reverse_formula(dy, *ctx.image, *ctx.cut), None, None
+
+
+def _reverse_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _partition_formula(dy, *ctx.cut), None, None, None, None
 
 
 @without_autocast
@@ -216,6 +228,7 @@ _window_partition = operator(
     _partition_saves,
     _partition_backward,
     formula=_partition_formula,
+    backward_formula=_partition_backward_formula,
 )
 _window_reverse = operator(
     "window_reverse",
@@ -225,6 +238,7 @@ _window_reverse = operator(
     _reverse_saves,
     _reverse_backward,
     formula=_reverse_formula,
+    backward_formula=_reverse_backward_formula,
 )
 _norm_partition = operator(
     "norm_partition",

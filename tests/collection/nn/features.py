@@ -63,6 +63,7 @@ FEATURES: dict[str, Feature] = {
     "func_vmap": Feature(ways.func_vmap),
     "vmap_of_grad": Feature(ways.vmap_of_grad),
     "forward_over_reverse": Feature(ways.forward_over_reverse),
+    "batched_gradients": Feature(ways.batched_gradients),
     "checkpoint": Feature(ways.checkpointed),
     "offloaded": Feature(ways.offloaded, _plain),
     "autocast": Feature(ways.under_autocast, _plain),

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -256,6 +257,27 @@ def test_a_checkpoint_inside_of_compiled_code_draws_the_same_mask(tools):
     y = torch.compile(function, fullgraph=True, backend="aot_eager_default_partitioner")(x)
     y.sum().backward()
     assert torch.equal(x.grad, 2 * y)
+
+
+def test_transforms_inside_of_compiled_code_are_those_of_eager_code(tools):
+    def function(x):
+        return nn.dropout(nn.softmax(x), 0.5)
+
+    def products(x):
+        return torch.func.jvp(function, (x,), (x,)), torch.func.grad(lambda x: function(x).square().sum())(x)
+
+    def dual(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(nn.softmax(forward_ad.make_dual(x, x.cos()))).tangent
+
+    x = tools.normal(3, 5, wanted=False)
+    for call in (products, dual):
+        torch.manual_seed(3)
+        wanted = torch.utils._pytree.tree_leaves(call(x))
+        torch.manual_seed(3)
+        made = torch.utils._pytree.tree_leaves(torch.compile(call, fullgraph=True, backend="eager")(x))
+        tools.assert_close(made, wanted, 1e-14)
+        assert all(one.any() for one in made)
 
 
 def test_two_equal_calls_of_dropout_stay_two_in_a_compiled_function():

@@ -111,6 +111,14 @@ def forward_over_reverse(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     return [*made, *product]
 
 
+def batched_gradients(function: Call, inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients for several gradients of the output at once, as torch.autograd.functional.jacobian makes them."""
+    own = leaves(inputs)
+    y = again(function)(*own)
+    slopes = torch.stack([ramp(y), ramp(y) / 2 + 1])
+    return [*torch.autograd.grad(y, own, slopes, is_grads_batched=True)]
+
+
 def checkpointed(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     """torch.utils.checkpoint, in both ways. The generator goes on between the forward and the backward."""
     made = []

@@ -57,3 +57,30 @@ def test_dropout_of_modules_is_repeated_by_torchs_seed():
     torch.manual_seed(5)
     assert torch.equal(model(torch.ones(512)), first)
     assert 90 < int((first > 0).sum()) < 170
+
+
+def test_a_resumed_training_is_equal_bit_by_bit(tmp_path):
+    """What is saved: the parameters, the optimizer's state, and the state of torch's generator."""
+
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.5))
+        return model, nn.AdamW(model.parameters(), lr=1e-2)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            nn.dropout_add(model(torch.full((4, 8), step + 1.0)), torch.ones(4, 8), 0.3).square().mean().backward()
+            optimizer.step()
+        return [one.detach().clone() for one in model.parameters()]
+
+    model, optimizer = made()
+    train(model, optimizer, range(3))
+    torch.save([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()], tmp_path / "saved")
+    wanted = train(model, optimizer, range(3, 6))
+    model, optimizer = made()
+    parameters, state, generator = torch.load(tmp_path / "saved")
+    model.load_state_dict(parameters)
+    optimizer.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert all(map(torch.equal, train(model, optimizer, range(3, 6)), wanted))

@@ -195,6 +195,20 @@ def test_batch_norm_in_halves_throughout(tools):
     assert ours[0].abs().max() > 0
 
 
+def test_softmax_along_another_dimension_is_made_without_autocast(monkeypatch):
+    """On a GPU autocast would make it float32. On a CPU it changes products alone, so one of them tells."""
+    square, real, made = torch.ones(2, 2), torch.softmax, []
+
+    def softmax(*given):
+        made.append((square @ square).dtype)
+        return real(*given)
+
+    monkeypatch.setattr(torch, "softmax", softmax)
+    with torch.autocast("cpu", torch.bfloat16):
+        nn.softmax(square, 0)
+    assert made == [torch.float32]
+
+
 def test_autocast_changes_no_type(tools):
     x, weight = tools.normal(4, 6, dtype=torch.bfloat16), tools.normal(6, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

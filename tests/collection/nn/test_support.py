@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ LISTS = {"unscale_"}
 """Functions of lists of tensors, in place, which have no gradients."""
 
 
-def misfits(row: Row, device: str, launched) -> list[str]:
+def misfits(row: Row, device: str, launched: Callable[[], int]) -> list[str]:
     """The functions of a row for which something else happens than its entry says."""
     found = []
     if row.name == "compile":
@@ -46,12 +47,23 @@ def test_what_happens_is_what_the_page_says(feature, played):
     assert not misfits(ROWS[feature], "cpu", lambda: sum(played.values()))
 
 
+def other_outcomes(name: str, device: str, launched: Callable[[], int]) -> dict[str, str]:
+    """What each feature gives of another way to call a function, where it must be right."""
+    torch.compiler.reset()
+    refused = {"integers", "complex", "no_dimension", "mixed_devices", "cuda_graph"} | OTHERWISE.get(name, set())
+    return {feature: outcome(name, feature, device, launched) for feature in FEATURES if feature not in refused}
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_ways_to_call_a_function_are_right(name, played):
-    torch.compiler.reset()
-    refused = {"integers", "complex", "no_dimension", "mixed_devices", "cuda_graph"}
-    features = [one for one in FEATURES if one not in refused | OTHERWISE.get(name, set())]
-    made = {feature: outcome(name, feature, "cpu", lambda: sum(played.values())) for feature in features}
+    made = other_outcomes(name, "cpu", lambda: sum(played.values()))
+    assert {*made.values()} <= {"kernel", "torch"}, made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_ways_to_call_a_function_are_right_on_a_gpu(name):
+    made = other_outcomes(name, "cuda", lambda: sum(_kernels.LAUNCHED.values()))
     assert {*made.values()} <= {"kernel", "torch"}, made
 
 

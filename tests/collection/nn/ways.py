@@ -147,7 +147,9 @@ def under_autocast(function: Call, inputs: list[Tensor]) -> list[Tensor]:
     kind = torch.bfloat16 if inputs[0].dtype == torch.float32 else torch.float16
     with torch.autocast(inputs[0].device.type, kind):
         made = gradients(function, inputs)
+        of_halves = gradients(function, [one.to(kind) for one in inputs])
     assert {one.dtype for one in made} == {inputs[0].dtype}
+    assert {one.dtype for one in of_halves} == {kind}
     return made
 
 

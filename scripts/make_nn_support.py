@@ -23,8 +23,8 @@ HEAD = """# What harness.nn supports
 The table says who computes a call. **ours**: our kernel, where there is one for the tensor's type and sizes, on an
 NVIDIA GPU. **torch**: torch's functions, with the same result. **error**: the call raises an error, which stands below
 the table. Where no kernel can run, as on a CPU, torch computes what is **ours** here. Torch always computes the
-derivatives of gradients. Whatever isn't an error is right: tests compare results, gradients and derivatives with torch's
-in float64."""
+derivatives of gradients. Whatever isn't an error is right: tests compare results, gradients and derivatives with
+torch's in float64."""
 FOOT = "`python scripts/make_nn_support.py` makes this page; tests hold each entry to what happens."
 
 

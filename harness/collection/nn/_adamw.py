@@ -156,7 +156,8 @@ class AdamW(torch.optim.Optimizer):
                 device = batch.step.device
                 skip, divisor = (None if one is None else one.to(device, torch.float32) for one in (found_inf, scale))
                 if group["maximize"]:
-                    divisor = torch.full((), -1.0, device=device) if divisor is None else -divisor
+                    sign = torch.full((), -1.0, dtype=torch.float32, device=device)
+                    divisor = sign if divisor is None else -divisor
                 self._update(settings, batch, skip, divisor)
         return loss
 

@@ -51,6 +51,21 @@ def test_kernels_maximize(scaled):
     torch.testing.assert_close(*made, rtol=0, atol=1e-6)
 
 
+@pytest.mark.usefixtures("kernels")
+def test_the_kernel_gets_its_scale_in_float32_whatever_torchs_default_is(monkeypatch):
+    scales, found = [], _adamw.of_lists("adamw", {})
+    monkeypatch.setattr(_adamw, "of_lists", lambda *_: lambda *given: scales.append(given[-1]) or found(*given))
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = nn.AdamW([weight], maximize=True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [(float(scale), scale.dtype) for scale in scales] == [(-1.0, torch.float32)]
+
+
 def test_a_loaded_amsgrad_is_refused_before_a_step():
     weight = torch.ones(2, requires_grad=True)
     state = torch.optim.AdamW([weight], amsgrad=True).state_dict()

@@ -1,17 +1,24 @@
-"""The catalogue's kernels in a user's model: functions of tensors with gradients, AdamW, and a gradient scaler.
+"""The catalogue's kernels in a user's model: functions of tensors with gradients, modules, AdamW, a gradient scaler.
 
-    from harness import nn
-
-    y = nn.layer_norm(x, norm.weight, norm.bias)
-    y = nn.bias_dropout_residual(product, bias, y, p=0.1)
-    model = Swin(MODELS["swin_t"], nn.swin_operators()).cuda()
-    optimizer, scaler = nn.AdamW(model.parameters(), lr=1e-3), nn.GradScaler()
+>>> from harness import nn
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(p=0.1))
+>>> optimizer, scaler = nn.AdamW(model.parameters(), lr=1e-3), nn.GradScaler("cpu")
+>>> x = torch.randn(4, 8)
+>>> y = nn.dropout_add(nn.softmax(model(x)), residual=x, p=0.1)
+>>> scaler.scale(y.square().mean()).backward()
+>>> _ = scaler.step(optimizer), scaler.update()
 
 `patch(model)` puts them into a model of somebody else, and says what it swapped and what not.
 
 Each function is an operator of torch (harness::layer_norm and so on), which torch.compile takes as it is, without a
 break. It launches our kernel `tuned` for the tensor's type and sizes; torch does what no kernel of ours can: float64,
-float32 where kernels take halves, and everything on a CPU. Second derivatives aren't there, but for the windows.
+float32 where kernels take halves, everything on a CPU, and whatever a kernel would hide from torch, such as transforms
+of torch.func. SUPPORT.md beside this file says for each function and each feature of torch who computes it.
+
+The functions of models take whole operators, such as Swin's:
+
+>>> from harness.collection.models import MODELS, swin
+>>> model = swin.Swin(MODELS["swin_toy"], nn.swin_operators())
 
 A CUDA graph may capture all of them, once they have been called with the same sizes outside of it: kernels are compiled
 and loaded then. Memory that kernels need besides comes from torch's allocator at each call, so streams and threads
@@ -28,16 +35,23 @@ from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
 from harness.collection.nn._memory import forget
 from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
 from harness.collection.nn._patch import Patched, patch
-from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._scaler import GradScaler
+from harness.collection.nn._softmax import softmax
 from harness.collection.nn._unscale import unscale_
 from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 
 __all__ = [
     "AdamW",
+    "BatchNormAddReLU",
+    "Dropout",
     "GradScaler",
+    "LayerNorm",
     "Patched",
+    "RMSNorm",
+    "Softmax",
     "batch_norm_add_relu",
     "bert_operators",
     "bias_dropout_residual",

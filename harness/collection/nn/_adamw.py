@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._kernels import capturing, of_lists, on
+from harness.collection.nn._operators import are_distributed
 from harness.collection.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.collection.nn._unscale import are_dense, is_dense, type_of
 from harness.collection.ops.elementwise import CUDA_TYPE
@@ -25,6 +26,7 @@ from harness.collection.ops.lists._tables import BLOCK
 
 # To map these over a list takes less time than a loop.
 _is_contiguous, _form = Tensor.is_contiguous, attrgetter("dtype", "layout")
+_OPTIONS = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 _STATE = ("exp_avg", "exp_avg_sq", "master")
 _TABLES = 64  # that an optimizer keeps: one for each set of parameters that had gradients together, the last ones
 
@@ -79,40 +81,60 @@ def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, without its rarer options.
+    """AdamW (Loshchilov and Hutter, 2019) with the arguments of torch.optim.AdamW, but for amsgrad and differentiable.
 
-    lr: learning rate; a graph keeps the one that it was captured with. betas, eps, weight_decay: as in torch. The state
-    has torch's names, so either may load what the other has saved. Parameters in halves have masters in float32, and
-    moments in float32: torch has neither.
+    lr: learning rate, a number or a tensor of one element; a graph keeps the rate that it was captured with. A rate on
+    the GPU is read when it has changed, for which the host waits. betas, eps, weight_decay, maximize: as in torch.
+    foreach, fused, capturable: accepted, and without meaning, since steps are always fused and can always be captured.
+    The state has torch's names, so either may load what the other has saved. Parameters in halves have masters in
+    float32, and moments in float32: torch has neither. Of distributed parameters (FSDP2) each rank updates its shards.
 
     With a GradScaler (ours or torch's) a step with an overflow is skipped on the device, so the host doesn't wait for
     the flag. As torch's fused optimizers do, a step reads `grad_scale` and `found_inf`, where a scaler leaves the scale
     and the flag. It divides gradients by the scale in float32, so that gradients in halves lose nothing; what the
     parameters have as `grad` stays as it was. The number of the step lies on the device, too: capture a whole step once
     step() has been called outside of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
-    Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
-    RuntimeError for sparse gradients, complex parameters, and gradients of another type than the parameter's.
+    Raises ValueError for settings out of range, and for amsgrad and differentiable, also of a saved AdamW;
+    RuntimeError for foreach together with fused, sparse gradients, complex parameters, gradients of another type than
+    the parameter's, and a graph that is captured with a rate on the GPU.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimizer = nn.AdamW([weight], lr=0.5, weight_decay=0.0)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight
+    tensor([0.5000, 0.5000], requires_grad=True)
     """
 
     _step_supports_amp_scaling = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments in torch's order
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
-        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-        for name, number in numbers.items():
-            if not isinstance(number, int | float) or not number >= 0:
-                raise ValueError(f"{name} is {number!r}; it must be a number of 0 or more")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas are {betas}; each must be at least 0, and less than 1")
         self._tables: dict[Any, PieceTable] = {}
         self._known: dict[int, _Known] = {}
-        super().__init__(params, {**numbers, "betas": betas})
+        self._rates: dict[int, tuple[Tensor, int, float]] = {}
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options = dict(zip(_OPTIONS, (amsgrad, maximize, foreach, capturable, differentiable, fused), strict=True))
+        # Torch's name for the decay of AdamW, where its Adam has another one.
+        super().__init__(params, {**numbers, **options, "decoupled_weight_decay": True})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own, as torch does. Raises what the class raises for settings."""
+        check_settings({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -124,7 +146,7 @@ class AdamW(torch.optim.Optimizer):
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         for group in self.param_groups:
-            params, known = group["params"], self._known.get(id(group))
+            params, known, settings = group["params"], self._known.get(id(group)), self._settings(group)
             grads = [param.grad for param in params]
             if NoneType in {*map(type, grads)}:
                 params = [param for param in params if param.grad is not None]
@@ -132,9 +154,27 @@ class AdamW(torch.optim.Optimizer):
             again = known and known.again(params, grads, list(map(self.state.get, params)))
             for batch in [again] if again else self._batches(group, params):
                 device = batch.step.device
-                on_device = [None if one is None else one.to(device, torch.float32) for one in (found_inf, scale)]
-                self._update(group, batch, *on_device)
+                skip, divisor = (None if one is None else one.to(device, torch.float32) for one in (found_inf, scale))
+                if group["maximize"]:
+                    sign = torch.full((), -1.0, dtype=torch.float32, device=device)
+                    divisor = sign if divisor is None else -divisor
+                self._update(settings, batch, skip, divisor)
         return loss
+
+    def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The group with its rate as a number. A rate on a GPU is read again if it was written since."""
+        rate = group["lr"]
+        if not isinstance(rate, Tensor):
+            return group
+        known = self._rates.get(id(group))
+        if rate.is_cuda and capturing():
+            raise RuntimeError(
+                "lr is a tensor on the GPU, and a graph of harness.nn.AdamW can't follow it: give a number and capture "
+                "again when it changes, or use torch.optim.AdamW(fused=True, capturable=True)"
+            )
+        if known is None or known[0] is not rate or known[1] != rate._version:
+            known = self._rates[id(group)] = rate, rate._version, float(rate)
+        return {**group, "lr": known[2]}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to be saved. Here each parameter has a number of the step of its own, as torch wants it."""
@@ -155,10 +195,11 @@ class AdamW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._tables, self._known = {}, {}
+        self._tables, self._known, self._rates = {}, {}, {}
         for group in self.param_groups:
-            if any(group.get(option) for option in ("amsgrad", "maximize", "differentiable")):
-                raise ValueError("harness.nn.AdamW has no amsgrad, maximize or differentiable")
+            for option in _OPTIONS:
+                group.setdefault(option, self.defaults.get(option))
+            check_settings(group)
             shared: dict[Any, Tensor] = {}
             for param in group["params"]:
                 if param in self.state:
@@ -184,6 +225,9 @@ class AdamW(torch.optim.Optimizer):
                 for param in some:
                     self.state[param]["step"] = step
             batch = self._batch(some, step)
+            if are_distributed(some):
+                yield _of_this_rank(batch)
+                continue
             if len(some) == len(params) and all(map(_is_contiguous, params)):
                 self._known[id(group)] = _Known(params, [self.state[param] for param in params], batch)
             yield batch
@@ -263,6 +307,13 @@ class AdamW(torch.optim.Optimizer):
         return table_for(table.layout, len(batch.lists), lambda: table)
 
 
+def _of_this_rank(batch: _Batch) -> _Batch:
+    """What this rank has of the tensors of a batch."""
+    lists = [[one.to_local() if are_distributed((one,)) else one for one in each] for each in batch.lists]
+    weights, grads, means, squares, copies = lists
+    return _Batch(weights, grads, means, squares, copies, batch.step)
+
+
 def _check(param: Tensor) -> None:
     """Raise RuntimeError for a parameter or a gradient that steps can't be made with."""
     grad = param.grad
@@ -272,6 +323,23 @@ def _check(param: Tensor) -> None:
         raise RuntimeError("harness.nn.AdamW takes no complex parameters; use torch's AdamW for them")
     if grad is not None and grad.dtype != param.dtype:
         raise RuntimeError(f"a parameter in {param.dtype} has a gradient in {grad.dtype}; make them alike")
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """Raise ValueError or RuntimeError for settings that AdamW doesn't take."""
+    for name in ("lr", "eps", "weight_decay"):
+        number = group[name]
+        if name == "lr" and isinstance(number, Tensor) and number.numel() == 1:
+            number = float(number)
+        if not isinstance(number, int | float) or not number >= 0:
+            raise ValueError(f"{name} is {number!r}; it must be a number of 0 or more")
+    if not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas are {group['betas']}; each must be a number of at least 0, and less than 1")
+    for name in ("amsgrad", "differentiable"):
+        if group[name]:
+            raise ValueError(f"harness.nn.AdamW has no {name}: leave it out, or use torch.optim.AdamW")
+    if group["foreach"] and group["fused"]:
+        raise RuntimeError("foreach and fused can't both be True, as in torch: leave one out")
 
 
 def _wide(param: Tensor) -> torch.dtype:
@@ -284,7 +352,9 @@ def _number_of_step(param: Tensor, number: float) -> Tensor:
 
 
 def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor with its elements in the order of the parameter's memory."""
+    """The tensor with its elements in the order of the parameter's memory, and on the ranks of the parameter."""
+    if are_distributed((param, tensor)) and tensor.placements != param.placements:
+        tensor = tensor.redistribute(placements=param.placements)
     if tensor.stride() == param.stride():
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)

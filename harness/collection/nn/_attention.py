@@ -19,9 +19,15 @@ def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> T
     It is what SwinOperators asks for. N: windows; T: pixels of a window; C: heads times D. qkv: queries, keys and
     values one after the other, and each of them has its heads one after the other. bias: (heads, T, T). mask: (windows
     of an image, T, T), or None. bias and mask are rounded to the type of qkv; mask gets no gradient. Scores and weights
-    are computed anew in the backward, for which qkv, bias and mask are kept. OpKernels take halves: the forward's up to
+    are computed anew in the backward, for which qkv, bias and mask are kept. Kernels take halves: the forward's up to
     256 pixels on tensor cores, the backward's up to 144 with heads of 32 or 64. Raises ValueError for shapes that don't
-    fit each other.
+    fit each other, and for integers.
+
+    >>> qkv, bias = torch.zeros(1, 2, 3), torch.zeros(1, 2, 2)
+    >>> qkv[0, :, 2] = torch.tensor([1.0, 3.0])
+    >>> nn.window_attention(qkv, bias)
+    tensor([[[2.],
+             [2.]]])
     """
     _checked(qkv, bias, mask)
     dtype = qkv.dtype
@@ -31,6 +37,8 @@ def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> T
 
 
 def _checked(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> None:
+    if not qkv.dtype.is_floating_point:
+        raise ValueError(f"qkv is of {qkv.dtype}; attention takes floating-point numbers")
     tokens = qkv.shape[1] if qkv.ndim == 3 else -1
     if bias.ndim != 3 or bias.shape[1:] != (tokens, tokens) or qkv.shape[2] % (3 * len(bias) or 1):
         raise ValueError(f"qkv {tuple(qkv.shape)} must be (N, T, 3C), bias {tuple(bias.shape)} (heads, T, T)")
@@ -75,12 +83,13 @@ def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:
 def _split(qkv: Tensor, heads: int) -> Tensor:
     """Queries, keys and values: a view (3, W, H, T, D)."""
     windows, tokens, size = qkv.shape
-    return qkv.view(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
+    return qkv.reshape(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
 
 
 def _heads(out: Tensor, heads: int) -> Tensor:
     """The heads of (W, T, C): a view (W, H, T, D)."""
-    return out.view(*out.shape[:2], heads, out.shape[2] // heads).transpose(1, 2)
+    windows, tokens, size = out.shape
+    return out.reshape(windows, tokens, heads, size // heads).transpose(1, 2)
 
 
 def _attention_run(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -113,11 +122,11 @@ def _attention_by_torch(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tenso
 
 def _weights(parts: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     """The weights (W, H, T, T), by torch, from (3, W, H, T, D)."""
-    q, k, _ = parts
+    q, k = parts[0], parts[1]
     scores = q * q.shape[-1] ** -0.5 @ k.mT + bias
     if mask is not None:
-        of_images = scores.view(-1, len(mask), *scores.shape[1:])
-        scores = (of_images + mask[:, None]).view(scores.shape)
+        of_images = scores.unflatten(0, (scores.shape[0] // mask.shape[0], mask.shape[0]))
+        scores = (of_images + mask[:, None]).flatten(0, 1)
     return torch.softmax(scores, -1)
 
 
@@ -139,11 +148,9 @@ def _attention_grad_run(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | 
 
 @without_autocast
 def _attention_grad_by_torch(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    heads, dqkv = len(bias), like(qkv)
-    parts = _split(qkv, heads)
-    grads, ds = _gradients(_heads(dout, heads), parts, _weights(parts, bias, mask))
-    _split(dqkv, heads).copy_(grads)
-    return dqkv, ds.sum(0)
+    parts = _split(qkv, len(bias))
+    grads, ds = _gradients(_heads(dout, len(bias)), parts, _weights(parts, bias, mask))
+    return grads.permute(1, 3, 0, 2, 4).reshape(qkv.shape).contiguous(), ds.sum(0)
 
 
 def _gradients(dout: Tensor, parts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,6 +174,14 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
     return *_window_attention_grad(dout, *ctx.saved_tensors), None
 
 
+def _backward_formula(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+    return *_attention_grad_by_torch(dout, *ctx.saved_tensors), None
+
+
+def _formula(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    return _attention_by_torch(qkv, bias, None if mask is None else mask.detach())
+
+
 _window_attention = operator(
     "window_attention",
     "(Tensor qkv, Tensor bias, Tensor? mask) -> Tensor",
@@ -174,6 +189,8 @@ _window_attention = operator(
     _attention_fake,
     _saves,
     _backward,
+    formula=_formula,
+    backward_formula=_backward_formula,
 )
 _window_attention_grad = operator(
     "window_attention_grad",

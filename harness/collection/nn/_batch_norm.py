@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.nn._kernels import Described, OpKernels, allocator, like
-from harness.collection.nn._operators import is_eager, operator, straight, without_autocast
+from harness.collection.nn._operators import is_eager, is_for_torch, operator, straight, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
 
@@ -32,27 +32,36 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
     does the rest, also where statistics or weight and bias are None. The backward has x, the batch's statistics, and a
     bit an element in place of the result.
-    Raises ValueError for shapes that don't fit each other.
+    Raises ValueError for shapes that don't fit each other, and for integers.
+
+    >>> x, mean, var = torch.tensor([-2.0, 2.0]).view(2, 1, 1, 1), torch.zeros(1), torch.ones(1)
+    >>> nn.batch_norm_add_relu(x, None, mean, var, torch.ones(1), torch.zeros(1)).flatten()
+    tensor([0.0000, 1.0000])
+    >>> mean, var
+    (tensor([0.]), tensor([1.7000]))
     """
     _checked(x, residual, running_mean, running_var, weight, bias)
-    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
-    if not ours or running_mean is None or running_var is None or weight is None or bias is None:
-        vectors = running_mean, running_var, weight, bias
-        y = functional.batch_norm(x, *vectors, training=training, momentum=momentum, eps=eps)
-        return functional.relu(y if residual is None else y + residual)
+    eager = is_eager((x, residual, running_mean, running_var, weight, bias))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    gamma, beta = (one if one.dtype == wide else one.to(wide) for one in (weight, bias))
     # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
     # takes no operator with a gradient that does so.
-    moved = [(one if one.dtype == wide else one.to(wide)).contiguous() for one in (running_mean, running_var)]
-    given = x, residual, gamma, beta, *moved, last
-    if is_eager(given):
-        y = _in_place(*given)
+    moved: list[Any] = [
+        one if one is None or one.dtype == wide else one.to(wide) for one in (running_mean, running_var)
+    ]
+    gamma, beta = (one if one is None or one.dtype == wide else one.to(wide) for one in (weight, bias))
+    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
+    is_whole = running_mean is not None and running_var is not None and weight is not None and bias is not None
+    if not ours or not is_whole or (not eager and is_for_torch((x, residual, weight, bias))):
+        y = _formula(x, residual, (moved[0], moved[1]), (gamma, beta), training, momentum, eps)
     else:
-        y, _, _, _, *moved = torch.ops.harness.bn_add_relu(*given)
+        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        moved = [one.contiguous() for one in moved]
+        if eager:
+            y = _in_place(x, residual, gamma, beta, *moved, last)
+        else:
+            y, _, _, _, *moved = torch.ops.harness.bn_add_relu(x, residual, gamma, beta, *moved, last)
     for own, new in zip((running_mean, running_var), moved, strict=True):
-        if new is not own:
+        if training and own is not None and new is not own:
             own.copy_(new)
     return y
 
@@ -60,9 +69,25 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
 def _checked(x: Tensor, residual: Tensor | None, *vectors: Tensor | None) -> None:
     if x.ndim != 4 or any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
         raise ValueError(f"x is {tuple(x.shape)}; it must be (N, C, H, W), and statistics, weight and bias (C,)")
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"x is of {x.dtype}; batch norm takes floating-point numbers")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         found = f"{tuple(residual.shape)} of {residual.dtype}"
         raise ValueError(f"the residual is {found}; x is {tuple(x.shape)} of {x.dtype}: make them alike")
+
+
+@without_autocast
+def _formula(  # noqa: PLR0913, PLR0917 - as batch_norm_add_relu()
+    x: Tensor,
+    residual: Tensor | None,
+    running: tuple[Tensor | None, Tensor | None],
+    vectors: tuple[Tensor | None, Tensor | None],
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    y = functional.batch_norm(x, *running, *vectors, training=training, momentum=momentum, eps=eps)
+    return functional.relu(y if residual is None else y + residual)
 
 
 def _format(last: bool) -> torch.memory_format:
@@ -235,10 +260,18 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
 
 
+def _backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, bits, weight, _, _ = ctx.saved_tensors
+    var, mean = torch.var_mean(x.to(weight.dtype), (0, 2, 3), correction=0)
+    saved = x, bits, weight, mean, (var + EPSILON).rsqrt()
+    dx, dz, dgamma, dbeta = _grad_by_torch(dy, *saved, ctx.has_residual, ctx.last)
+    return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
+
+
 _OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_var"
 _SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
-_in_place = straight("bn_add_relu", _run_in_place, _saves, _backward)
+_in_place = straight("bn_add_relu", _run_in_place, _saves, _backward, _backward_formula)
 operator(
     "bn_add_relu",
     f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",
@@ -246,6 +279,7 @@ operator(
     _fake,
     _saves,
     _backward,
+    backward_formula=_backward_formula,
 )
 _bn_add_relu_grad = operator(
     "bn_add_relu_grad",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from harness.collection.nn import _dropout, _pieces, _unscale
+from harness.collection.nn import _pieces, _unscale
 from harness.collection.nn._kernels import OpKernels
 from harness.collection.nn._memo import Memo
 from harness.cuda import workspaces
 
 
 def forget() -> None:
-    """Give back the memory that operators keep on a device: launches, workspaces, tables of lists, numbers of calls.
+    """Give back the memory that operators keep on a device: launches, workspaces, tables of lists.
 
-    The next calls make what they need anew; dropout draws again from its first call on. A graph that was captured
+    The next calls make what they need anew. A graph that was captured
     before reads this memory, so replay none after it, and call this only when all that was launched has ended.
     """
     workspaces.forget()
@@ -22,5 +22,3 @@ def forget() -> None:
     _unscale._table.cache_clear()
     _unscale._layout.cache_clear()
     _pieces._CAPTURED.clear()
-    _dropout._CALLS.clear()
-    _dropout._LAST.clear()

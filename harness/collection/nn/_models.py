@@ -12,7 +12,8 @@ from harness.collection.models.swin import SwinOperators
 from harness.collection.nn._attention import window_attention
 from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout
-from harness.collection.nn._rows import layer_norm, softmax
+from harness.collection.nn._rows import layer_norm
+from harness.collection.nn._softmax import softmax
 from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 
 

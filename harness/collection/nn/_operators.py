@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import NoneType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from harness.collection.nn._memo import Memo
 
@@ -23,6 +25,8 @@ _any_requires_grad = torch._C._any_requires_grad
 _modes = torch._C._len_torch_dispatch_stack
 _transformed = torch._C._are_functorch_transforms_active
 _tracing = torch._C._is_tracing
+_compiling = torch.compiler.is_dynamo_compiling
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
@@ -33,31 +37,37 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     saves: Saves | None = None,
     backward: Run | None = None,
     *,
-    check: Callable[[], None] | None = None,
+    formula: Run | None = None,
+    backward_formula: Run | None = None,
 ) -> Run:
     """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
 
-    A call may do what an earlier call of `run` did with other tensors, without `run`. check: what is to be called
-    before each call; it may raise an error.
+    A call may do what an earlier call of `run` did with other tensors, without `run`.
 
     backward: with what `saves` kept, the gradients of the inputs for the first output's; without both of them it has
     none. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
     dispatcher the host would spend more time than on the rest of the call. So does a call from compiled code.
 
+    formula: the first output by torch's functions, of the same arguments. Transforms of torch.func, forward-mode
+    differentiation and distributed tensors take it; without it a call raises RuntimeError there.
+    backward_formula: the gradients of `backward` by torch's functions, of what `saves` kept. A backward that is to be
+    differentiated (create_graph), or of a batch of slopes (is_grads_batched), takes them; without them, `backward`.
+
     What is made here gives the first output alone where the operator has a backward, all of them where it has none.
     """
-    run = quick(run, check)
-    opaque = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
-    opaque.register_fake(fake)
+    run = quick(run)
+    opaque = opaque_operator(name, schema, run, fake)
     has_gradients = saves is not None and backward is not None
-    with_gradients = opaque  # where there are none: its backward is an error
+    with_gradients = _refusing(f"harness.nn has no gradient of {name}, as second derivatives would need it")
+    by_formula = formula or _refusing(f"{name} of harness.nn has no formula for torch.func, dual numbers or DTensor")
     if saves is not None and backward is not None:
-        opaque.register_autograd(_of_first_output(backward), setup_context=_marking(saves))
-        with_gradients = differentiable(name, run, saves, backward)
-    opaque._opoverload._op = _Bypass(opaque._opoverload._op, run)
+        opaque.register_autograd(_of_first_output(backward, backward_formula), setup_context=_marking(saves))
+        with_gradients = differentiable(name, run, saves, backward, backward_formula)
 
     def call(*arguments: Any) -> Any:
         if not is_eager(arguments):
+            if is_for_torch(arguments):
+                return by_formula(*arguments)
             made = opaque(*arguments)
         elif _grad_enabled() and _any_requires_grad(*arguments):
             return with_gradients(*arguments)
@@ -68,10 +78,27 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     return call
 
 
-def straight(name: str, run: Run, saves: Saves, backward: Run) -> Run:
+def opaque_operator(name: str, schema: str, run: Run, fake: Run, tags: Sequence[torch.Tag] = ()) -> Any:
+    """The operator harness::<name> without a gradient, as torch's dispatcher has it."""
+    made = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema, tags=tags)
+    made.register_fake(fake)
+    made._opoverload._op = _Bypass(made._opoverload._op, run)
+    return made
+
+
+def _refusing(message: str) -> Run:
+    """Function that raises RuntimeError."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(f"{message}: use torch's own functions there")
+
+    return refuse
+
+
+def straight(name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run) -> Run:
     """The first output of `run`, with gradients where they are wanted, for plain tensors outside of a compiler."""
     run = quick(run)
-    with_gradients = differentiable(name, run, saves, backward)
+    with_gradients = differentiable(name, run, saves, backward, backward_formula)
 
     def call(*arguments: Any) -> Any:
         if _grad_enabled() and _any_requires_grad(*arguments):
@@ -82,35 +109,45 @@ def straight(name: str, run: Run, saves: Saves, backward: Run) -> Run:
     return call
 
 
-def quick(run: Run, check: Callable[[], None] | None = None) -> Run:
-    """The function `run`, by the launcher in C where that has learnt what it does, after `check`."""
+def quick(run: Run) -> Run:
+    """The function `run`, by the launcher in C where that has learnt what it does."""
     memo = Memo(run)
 
     def call(*arguments: Any) -> Any:
         return memo.call(*arguments)
 
-    if check is None:
-        return call
-
-    def checked(*arguments: Any) -> Any:
-        check()
-        return memo.call(*arguments)
-
-    return checked
+    return call
 
 
 def is_eager(arguments: tuple[Any, ...]) -> bool:
     """Whether nobody looks at calls with these arguments but autograd: no compiler, tracer, mode or own tensors."""
     return not (
-        torch.compiler.is_dynamo_compiling()
+        _compiling()
         or not _PLAIN.issuperset(map(type, arguments))
         or _modes()
         or _transformed()
+        or forward_ad._current_level >= 0
         or _tracing()
     )
 
 
-def differentiable(name: str, run: Run, saves: Saves, backward: Run) -> Run:
+def is_for_torch(arguments: tuple[Any, ...]) -> bool:
+    """Whether only torch's own functions can do a call that isn't eager, since an operator would hide what it does.
+
+    They can do it under a transform of torch.func, inside of a level of forward-mode differentiation, and for DTensor.
+    """
+    if _transformed() or forward_ad._current_level >= 0:
+        return True
+    return not _compiling() and are_distributed(arguments)
+
+
+def are_distributed(arguments: Sequence[Any]) -> bool:
+    """Whether some of the arguments are distributed tensors. Only who has imported torch's DTensor can have any."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in arguments)
+
+
+def differentiable(name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run | None) -> Run:
     """The first output of `run` with gradients, for plain tensors of which some want a gradient."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -119,7 +156,7 @@ def differentiable(name: str, run: Run, saves: Saves, backward: Run) -> Run:
         saves(ctx, arguments, made)
         return made[0] if isinstance(made, tuple) else made
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward))}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward, backward_formula))}
     function: Any = type(name, (torch.autograd.Function,), methods)
     # What Function.apply does before it has been done: there are no transforms and no dead wrappers of any.
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
@@ -130,7 +167,9 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(run)
     def call(*arguments: P.args, **options: P.kwargs) -> T:
-        with torch._C._DisableAutocast():
+        # A compiler knows one of both ways, which takes the host longer and is of one kind of device.
+        device = arguments[0].device.type if _compiling() else None  # type: ignore[attr-defined]
+        with torch._C._DisableAutocast() if device is None else torch.autocast(device, enabled=False):
             return run(*arguments, **options)
 
     return call
@@ -149,9 +188,16 @@ def _marking(saves: Saves) -> Saves:
     return setup
 
 
-def _of_first_output(backward: Run) -> Run:
+def _of_first_output(backward: Run, backward_formula: Run | None) -> Run:
+    """What torch calls backward."""
+    to_differentiate = backward_formula or backward
+
     def gradients(ctx: Any, slope: Any, *_: Any) -> Any:
-        return (None,) * len(ctx.needs_input_grad) if slope is None else backward(ctx, slope)
+        if slope is None:
+            return (None,) * len(ctx.needs_input_grad)
+        # Batched slopes (is_grads_batched) look like tensors, and have no memory.
+        by_torch = _grad_enabled() or _batched(slope)
+        return to_differentiate(ctx, slope) if by_torch else backward(ctx, slope)
 
     return gradients
 

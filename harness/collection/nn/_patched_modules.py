@@ -20,7 +20,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from harness.collection.nn._dropout import dropout
-from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._rows import layer_norm, rms_norm
+from harness.collection.nn._softmax import softmax
 
 Found = tuple[str, str, str, Callable[[], object] | None]
 _TRIED = 4

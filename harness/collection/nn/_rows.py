@@ -1,7 +1,8 @@
-"""Norms and softmax over the last dimension."""
+"""Norms over the last dimensions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,44 +18,70 @@ _EPSILONS = 1e-20, 1e20
 """The least and the largest epsilon of our kernels, whose sums of squares have a factor of about 1 / (4 N)."""
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
     """LayerNorm over the last dimension, (x - mean) / sqrt(variance + eps) * weight + bias, as torch's layer_norm.
 
     x: (..., N); weight, bias: (N,). weight and bias are rounded to the type of x, and so are their gradients; sums are
     in float32. The result has the type of x, also under autocast: halves in, halves out. Torch's autocast computes
     layer_norm in float32 and hands on float32, so a residual that comes after it is float32 there, and in halves here.
+    normalized_shape: the last dimensions of x, if there are more than one; weight and bias have this shape then.
+    Torch's function has it as its second argument. Without weight or without bias, torch computes the norm.
     Each eps from 1e-20 on has a kernel of its own, which is compiled when it is first asked for; torch does the rest.
-    Raises ValueError where weight or bias isn't (N,), or for integers.
+    Raises ValueError where weight or bias isn't (N,), or for integers; TypeError for a shape in place of the weight.
+
+    >>> x = torch.tensor([[1.0, 3.0], [2.0, 4.0]])
+    >>> nn.layer_norm(x, weight=torch.ones(2), bias=torch.zeros(2), eps=1e-12)
+    tensor([[-1.,  1.],
+            [-1.,  1.]])
     """
     dtype, must = x.dtype, x.shape[-1:]
-    if weight.shape != must or bias.shape != must or not dtype.is_floating_point or not must:
+    if weight is None or bias is None or normalized_shape is not None:
+        return _layer_norm_of(x, weight, bias, eps, normalized_shape)
+    try:
+        fits = weight.shape == must and bias.shape == must and dtype.is_floating_point and must
+    except AttributeError:
+        fits = None
+    if not fits:
         raise _misfit(x, weight=weight, bias=bias)
     if (weight.dtype != dtype or bias.dtype != dtype) and not _rounded_by_kernel(x, weight, bias):
         weight, bias = weight.to(dtype), bias.to(dtype)
     return _layer_norm(x, weight, bias, eps)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = EPS,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Tensor:
     """RMSNorm over the last dimension, x / sqrt(mean(x * x) + eps) * weight. x: (..., N); weight: (N,).
 
-    Types, eps and errors are as in layer_norm().
+    eps: None is the epsilon of float32, or of float64 for float64, as torch's rms_norm has it by default.
+    Types, normalized_shape and errors are as in layer_norm(). Without weight, torch computes the norm.
+
+    >>> nn.rms_norm(torch.tensor([[3.0, 3.0, 3.0]]), weight=torch.tensor([1.0, 2.0, 3.0]), eps=0.0)
+    tensor([[1., 2., 3.]])
     """
     dtype, must = x.dtype, x.shape[-1:]
-    if weight.shape != must or not dtype.is_floating_point or not must:
+    if eps is None:
+        eps = torch.finfo(_wide_type(x)).eps
+    if weight is None or normalized_shape is not None:
+        return _rms_norm_of(x, weight, eps, normalized_shape)
+    try:
+        fits = weight.shape == must and dtype.is_floating_point and must
+    except AttributeError:
+        fits = None
+    if not fits:
         raise _misfit(x, weight=weight)
     if weight.dtype != dtype and not _rounded_by_kernel(x, weight):
         weight = weight.to(dtype)
     return _rms_norm(x, weight, eps)
-
-
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Divide exp(x) by its sum along `dim`. The result has the type of x, also under autocast.
-
-    Torch does it for other dimensions than the last one. Raises IndexError for a dimension that x doesn't have.
-    """
-    if (dim != -1 and dim != x.ndim - 1) or not x.dtype.is_floating_point or not x.ndim:
-        return torch.softmax(x, dim)
-    return _softmax(x)
 
 
 def _rounded_by_kernel(x: Tensor, *vectors: Tensor) -> bool:
@@ -63,14 +90,59 @@ def _rounded_by_kernel(x: Tensor, *vectors: Tensor) -> bool:
     return halves and x.is_cuda and not torch.compiler.is_compiling()
 
 
-def _misfit(x: Tensor, **vectors: Tensor) -> ValueError:
+def _shape(weight: Tensor) -> torch.Size:
+    """The shape of a weight."""
+    try:
+        return weight.shape
+    except AttributeError:
+        raise TypeError(
+            f"the weight is {weight!r}; norms of harness.nn take x, the weight and the bias first: give a shape as "
+            "normalized_shape=..., or none for the last dimension"
+        ) from None
+
+
+def _misfit(x: Tensor, must: Sequence[int] | None = None, **vectors: Tensor | None) -> ValueError:
     if not x.is_floating_point():
         return ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
-    must = tuple(x.shape[-1:])
-    name, found = next(
-        (name, tuple(vector.shape)) for name, vector in vectors.items() if not must or tuple(vector.shape) != must
-    )
-    return ValueError(f"{name} is {found}; for x of {tuple(x.shape)} it must be {must}")
+    must = tuple(x.shape[-1:] if must is None else must)
+    if not x.ndim:
+        return ValueError("x has no dimension; norms take (..., N)")
+    if not must or tuple(x.shape[-len(must) :]) != must:
+        return ValueError(f"normalized_shape is {must}; it must be the last dimensions of x, which is {tuple(x.shape)}")
+    found = {name: tuple(_shape(vector)) for name, vector in vectors.items() if vector is not None}
+    name, shape = next((name, shape) for name, shape in found.items() if shape != must)
+    return ValueError(f"{name} is {shape}; for x of {tuple(x.shape)} it must be {must}")
+
+
+def _normalized(x: Tensor, shape: int | Sequence[int] | None, **vectors: Tensor | None) -> tuple[int, ...]:
+    """The dimensions that a norm is over. Raises ValueError if x or the vectors don't have them."""
+    must = (shape,) if isinstance(shape, int) else tuple(x.shape[-1:] if shape is None else shape)
+    fits = bool(must) and tuple(x.shape[-len(must) :]) == must and x.is_floating_point()
+    if not fits or any(vector is not None and tuple(_shape(vector)) != must for vector in vectors.values()):
+        raise _misfit(x, must, **vectors)
+    return must
+
+
+def _layer_norm_of(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: int | Sequence[int] | None
+) -> Tensor:
+    """Compute layer_norm() over several dimensions, or without weight or bias."""
+    must = _normalized(x, shape, weight=weight, bias=bias)
+    if weight is None or bias is None:
+        return _layer_norm_formula(x, weight, bias, eps, must)
+    if len(must) == 1:
+        return layer_norm(x, weight, bias, eps)
+    return layer_norm(x.flatten(-len(must)), weight.flatten(), bias.flatten(), eps).view(x.shape)
+
+
+def _rms_norm_of(x: Tensor, weight: Tensor | None, eps: float, shape: int | Sequence[int] | None) -> Tensor:
+    """Compute rms_norm() over several dimensions, or without weight."""
+    must = _normalized(x, shape, weight=weight)
+    if weight is None:
+        return _rms_norm_formula(x, None, eps, must)
+    if len(must) == 1:
+        return rms_norm(x, weight, eps)
+    return rms_norm(x.flatten(-len(must)), weight.flatten(), eps).view(x.shape)
 
 
 def matrix(x: Tensor) -> Described:
@@ -103,11 +175,16 @@ def _outputs(x: Tensor, statistics: int) -> list[Tensor]:
     """Room for y, and for statistics of each row: float32, or float64 for float64. x: contiguous."""
     new, shape, dtype = allocator(x), tuple(x.shape), x.dtype
     rows = x.numel() // shape[-1] if shape[-1] else 0
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return [new(shape, x.stride(), dtype), *[new((rows,), (1,), wide) for _ in range(statistics)]]
+    return [new(shape, x.stride(), dtype), *[new((rows,), (1,), _wide_type(x)) for _ in range(statistics)]]
+
+
+def _wide_type(x: Tensor) -> torch.dtype:
+    """The type that sums are in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _wide(x: Tensor) -> Tensor:
+    """The tensor in the type that sums are in."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
@@ -175,8 +252,25 @@ def _layer_norm_grad_fake(
     return like(x), like(weight), like(weight)
 
 
+@without_autocast
+def _layer_norm_formula(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, shape: Sequence[int] | None = None
+) -> Tensor:
+    gamma, beta = (None if one is None else _wide(one.to(x.dtype)) for one in (weight, bias))
+    over = [*(shape or x.shape[-1:])]
+    if gamma is None and beta is not None:  # of which torch has no second derivatives
+        return (functional.layer_norm(_wide(x), over, eps=eps) + beta).to(x.dtype)
+    return functional.layer_norm(_wide(x), over, gamma, beta, eps).to(x.dtype)
+
+
+def _layer_norm_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, weight, _, _ = ctx.saved_tensors
+    var, mean = torch.var_mean(_wide(x), -1, correction=0)
+    return *_layer_norm_grad_by_torch(dy, x, weight, mean, (var + ctx.eps).rsqrt()), None
+
+
 def _layer_norm_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, _ = inputs
+    x, weight, _, ctx.eps = inputs
     _, mean, rstd = output
     ctx.save_for_backward(x, weight, mean, rstd)
 
@@ -192,6 +286,8 @@ _layer_norm = operator(
     _layer_norm_fake,
     _layer_norm_saves,
     _layer_norm_backward,
+    formula=_layer_norm_formula,
+    backward_formula=_layer_norm_backward_formula,
 )
 _layer_norm_grad = operator(
     "layer_norm_grad",
@@ -252,8 +348,21 @@ def _rms_norm_grad_fake(_dy: Tensor, x: Tensor, weight: Tensor, _rstd: Tensor) -
     return like(x), like(weight)
 
 
+@without_autocast
+def _rms_norm_formula(x: Tensor, weight: Tensor | None, eps: float, shape: Sequence[int] | None = None) -> Tensor:
+    over = tuple(range(-len(shape or x.shape[-1:]), 0))
+    y = _wide(x) * (_wide(x).square().mean(over, keepdim=True) + eps).rsqrt()
+    return (y if weight is None else y * _wide(weight.to(x.dtype))).to(x.dtype)
+
+
+def _rms_norm_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, weight, _ = ctx.saved_tensors
+    rstd = (_wide(x).square().mean(-1) + ctx.eps).rsqrt()
+    return *_rms_norm_grad_by_torch(dy, x, weight, rstd), None
+
+
 def _rms_norm_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _ = inputs
+    x, weight, ctx.eps = inputs
     ctx.save_for_backward(x, weight, output[1])
 
 
@@ -268,6 +377,8 @@ _rms_norm = operator(
     _rms_norm_fake,
     _rms_norm_saves,
     _rms_norm_backward,
+    formula=_rms_norm_formula,
+    backward_formula=_rms_norm_backward_formula,
 )
 _rms_norm_grad = operator(
     "rms_norm_grad",
@@ -275,52 +386,3 @@ _rms_norm_grad = operator(
     _rms_norm_grad_run,
     _rms_norm_grad_fake,
 )
-
-
-# ---- Softmax.
-
-
-_softmaxes, _softmax_grads = OpKernels("softmax", matrix), OpKernels("softmax_grad", matrix)
-
-
-def _softmax_run(x: Tensor) -> Tensor:
-    launch = _softmaxes(x)
-    if launch is None:
-        return _softmax_by_torch(x)
-    x = x.contiguous()
-    y = like(x)
-    launch(x, y)
-    return y
-
-
-@without_autocast
-def _softmax_by_torch(x: Tensor) -> Tensor:
-    return functional.softmax(_wide(x), -1).to(x.dtype).contiguous()
-
-
-def _softmax_grad_run(dy: Tensor, y: Tensor) -> Tensor:
-    launch = _softmax_grads(y)
-    if launch is None:
-        return _softmax_grad_by_torch(dy, y)
-    y = y.contiguous()
-    dx = like(y)
-    launch(dy.contiguous(), y, dx)
-    return dx
-
-
-@without_autocast
-def _softmax_grad_by_torch(dy: Tensor, y: Tensor) -> Tensor:
-    wide, of_y = _wide(dy), _wide(y)
-    return (of_y * (wide - (wide * of_y).sum(-1, keepdim=True))).to(y.dtype).contiguous()
-
-
-def _softmax_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
-    ctx.save_for_backward(output)
-
-
-def _softmax_backward(ctx: Any, dy: Tensor) -> Tensor:
-    return _softmax_grad(dy, *ctx.saved_tensors)
-
-
-_softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, like, _softmax_saves, _softmax_backward)
-_softmax_grad = operator("softmax_grad", "(Tensor dy, Tensor y) -> Tensor", _softmax_grad_run, lambda _, y: like(y))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from harness.collection.nn._adamw import AdamW
+from harness.collection.nn._operators import are_distributed
 from harness.collection.nn._unscale import unscale_
 
 
@@ -18,7 +19,12 @@ class GradScaler(torch.amp.GradScaler):
 
     With our AdamW, gradients in float32 are unscaled once, before its step. If there are any in float16, all are only
     checked then, and the step divides them by the scale in float32. A step with an overflow is skipped on the device.
-    With other optimizers all is as in torch. Its arguments, methods and errors are torch's.
+    With other optimizers all is as in torch, and so it is for distributed gradients. Its arguments, methods and errors
+    are torch's.
+
+    >>> scaler = nn.GradScaler("cpu", init_scale=4.0)
+    >>> scaler.scale(torch.ones(1))
+    tensor([4.])
     """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
@@ -37,7 +43,7 @@ class GradScaler(torch.amp.GradScaler):
         """What torch calls to unscale and check; its flags by device."""
         by_device: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
         for grad in _grads(optimizer):
-            if grad.is_sparse:
+            if grad.is_sparse or are_distributed((grad,)):
                 by_torch: dict[torch.device, Tensor] = super()._unscale_grads_(
                     optimizer, inv_scale, found_inf, allow_fp16
                 )

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from harness import cuda
 from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._operators import are_distributed
 from harness.collection.nn._pieces import PieceLayout, PieceTable, addresses_of, table_for
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
 from harness.collection.ops.lists import unscale
@@ -33,12 +34,19 @@ def unscale_(grads: Iterable[Tensor], inv_scale: Tensor, found_inf: Tensor) -> N
     inv_scale, found_inf: one element each, float32, on the device of the gradients. Products are made in float32 and
     rounded once, as torch._amp_foreach_non_finite_check_and_unscale_ does. The host doesn't wait. A list whose sizes
     are new takes a copy to the device, so call this once before a graph is captured.
-    Raises ValueError for gradients of another device, or other numbers than these.
+    Raises ValueError for gradients of another device, distributed gradients, or other numbers than these.
+
+    >>> gradient, found_inf = torch.tensor([2.0, 4.0]), torch.zeros(())
+    >>> nn.unscale_([gradient], torch.tensor(0.5), found_inf)
+    >>> gradient, found_inf
+    (tensor([1., 2.]), tensor(0.))
     """
     for number in (inv_scale, found_inf):
         if number.numel() != 1 or number.dtype != torch.float32 or number.device != found_inf.device:
             raise ValueError(f"inv_scale and found_inf must be a float32 each on one device, not {number!r}")
     grads = [*grads]
+    if are_distributed(grads):
+        raise ValueError("unscale_ of harness.nn takes no distributed gradients; use GradScaler")
     by_type: Mapping[torch.dtype, list[Tensor]]
     dtypes = set(map(_dtype, grads))
     if len(dtypes) == 1 and dtypes <= _KERNELS and found_inf.is_cuda and all(map(_is_contiguous, grads)):

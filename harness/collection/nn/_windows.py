@@ -19,13 +19,24 @@ def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:
     """Images (B, H, W, C), rolled by -shift pixels along H and W, to windows (B * H / window * W / window, T, C).
 
     T is window * window. Raises ValueError where windows can't tile the images, or for a negative shift.
+
+    >>> x = torch.arange(16).view(1, 4, 4, 1)
+    >>> nn.window_partition(x, window=2)[0].flatten()
+    tensor([0, 1, 4, 5])
     """
     _checked(x.shape, window, shift)
     return _window_partition(x, window, shift)
 
 
 def window_reverse(windows: Tensor, height: int, width: int, window: int, shift: int = 0) -> Tensor:
-    """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does."""
+    """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does.
+
+    >>> x = torch.arange(16).view(1, 4, 4, 1)
+    >>> torch.equal(nn.window_reverse(nn.window_partition(x, window=2), height=4, width=4, window=2), x)
+    True
+    """
+    if windows.ndim != 3:
+        raise ValueError(f"windows are {tuple(windows.shape)}; they must be (N, window * window, C)")
     images, tokens, channels = windows.shape
     of_image = height * width
     if tokens != window * window or not of_image or images * tokens % of_image:
@@ -35,16 +46,24 @@ def window_reverse(windows: Tensor, height: int, width: int, window: int, shift:
 
 
 def norm_partition(  # noqa: PLR0913, PLR0917 - what layer_norm and window_partition take
-    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int = 0, eps: float = EPS
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, window: int, shift: int = 0, eps: float = EPS
 ) -> Tensor:
     """Normalise images (B, H, W, C) by layer_norm(), and cut them by window_partition(). weight, bias: (C,).
 
     It is one kernel where no gradient is wanted. In training it is the two kernels of these functions, since the
     backward wants the statistics, which the one kernel doesn't write. Raises ValueError as both functions do.
+
+    >>> x = torch.randn(1, 4, 4, 8)
+    >>> nn.norm_partition(x, torch.ones(8), torch.zeros(8), window=2).shape
+    torch.Size([4, 4, 8])
     """
+    if weight is None or bias is None:
+        return window_partition(layer_norm(x, weight, bias, eps), window, shift)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
         return window_partition(layer_norm(x, weight, bias, eps), window, shift)
     _checked(x.shape, window, shift)
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
     if weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
         raise ValueError(f"weight and bias of images with {x.shape[-1]} channels must be ({x.shape[-1]},)")
     return _norm_partition(x, weight.to(x.dtype), bias.to(x.dtype), window, shift, eps)
@@ -146,6 +165,41 @@ def _reverse_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _window_partition(dy, *ctx.cut), None, None, None, None
 
 
+# ---- The same by torch.
+
+
+def _partition_formula(x: Tensor, window: int, shift: int) -> Tensor:
+    images, height, width, channels = x.shape
+    down, across = height // window, width // window
+    x = x.roll((-shift, -shift), (1, 2)) if shift else x
+    x = x.reshape(images, down, window, across, window, channels).transpose(2, 3)
+    return x.reshape(images * down * across, window * window, channels)
+
+
+def _reverse_formula(windows: Tensor, height: int, width: int, window: int, shift: int) -> Tensor:
+    count, _, channels = windows.shape
+    down, across = height // window, width // window
+    images = count // (down * across)
+    x = windows.reshape(images, down, across, window, window, channels).transpose(2, 3)
+    x = x.reshape(images, height, width, channels)
+    return x.roll((shift, shift), (1, 2)) if shift else x
+
+
+def _partition_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _reverse_formula(dy, *ctx.image, *ctx.cut), None, None
+
+
+def _reverse_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _partition_formula(dy, *ctx.cut), None, None, None, None
+
+
+@without_autocast
+def _norm_partition_formula(  # noqa: PLR0913, PLR0917 - as _norm_partition_run()
+    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
+) -> Tensor:
+    return _partition_formula(layer_norm(x, weight, bias, eps), window, shift)
+
+
 def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
     x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
 ) -> Tensor:
@@ -173,6 +227,8 @@ _window_partition = operator(
     _window_partition_fake,
     _partition_saves,
     _partition_backward,
+    formula=_partition_formula,
+    backward_formula=_partition_backward_formula,
 )
 _window_reverse = operator(
     "window_reverse",
@@ -181,10 +237,13 @@ _window_reverse = operator(
     _window_reverse_fake,
     _reverse_saves,
     _reverse_backward,
+    formula=_reverse_formula,
+    backward_formula=_reverse_backward_formula,
 )
 _norm_partition = operator(
     "norm_partition",
     f"(Tensor x, Tensor weight, Tensor bias, {_CUT}, float eps) -> Tensor",
     _norm_partition_run,
     lambda x, _weight, _bias, window, _shift, _eps: _windows(x, window),
+    formula=_norm_partition_formula,
 )

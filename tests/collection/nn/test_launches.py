@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from harness import cuda, nn
-from harness.collection.nn import _dropout, _kernels, _memo
+from harness.collection.nn import _kernels, _memo
 from harness.cuda import launch
 from harness.model import KernelFacts
 from tests.cuda.drivers import driven_by
@@ -99,7 +99,6 @@ def driver(request, tools, monkeypatch) -> Seen:
         monkeypatch.setattr(owner, name, keeping(getattr(owner, name)))
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(_dropout, "_in_turn", lambda _device: None)
     for memo in _memo.Memo.every:
         monkeypatch.setattr(memo, "_known", {})
         monkeypatch.setattr(memo, "call", memo._first)

@@ -35,7 +35,7 @@ def plans() -> list[object]:
 
 def trained(name: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The output and the gradients of a call, with random numbers that begin anew."""
-    nn.manual_seed(3)
+    torch.manual_seed(3)
     own = [one.detach().clone(memory_format=torch.preserve_format).requires_grad_() for one in inputs]
     y = test_launches.FUNCTIONS[name][0](*own)
     # In the order of y's memory: a gradient in another order is copied first, and such a call isn't learnt.
@@ -174,7 +174,7 @@ def test_tensors_on_the_second_device_while_the_first_one_is_current(name, monke
     given = [one.detach() for one in test_launches.FUNCTIONS[name][1]()]
     made = []
     for _ in range(2):
-        nn.manual_seed(3)
+        torch.manual_seed(3)
         own = [one.to("cuda:1").requires_grad_() for one in given]
         y = test_launches.FUNCTIONS[name][0](*own)
         made.append([y.detach(), *torch.autograd.grad(y, own, torch.ones_like(y))])
@@ -186,10 +186,10 @@ def test_tensors_on_the_second_device_while_the_first_one_is_current(name, monke
 def test_numbers_of_dropout_on_several_streams_come_one_after_the_other():
     """Streams that overlap draw what one stream draws."""
     x = torch.ones(1 << 22, device="cuda")
-    nn.manual_seed(11)
+    torch.manual_seed(11)
     wanted = [nn.dropout(x, 0.5) for _ in range(12)]
     torch.cuda.synchronize()
-    nn.manual_seed(11)
+    torch.manual_seed(11)
     torch.cuda.synchronize()
     streams, made = [torch.cuda.Stream() for _ in range(3)], []
     for number in range(12):

@@ -113,7 +113,9 @@ def test_masters_and_moments_of_halves_stay_in_float32_when_loaded():
             assert torch.equal(one[name], other[name])
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"lr": torch.tensor(1.0)}, {"betas": (0.9, 1.0)}, {"eps": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1.0}, {"lr": torch.tensor(-1.0)}, {"lr": torch.ones(2)}, {"betas": (0.9, 1.0)}, {"eps": -1.0}]
+)
 def test_settings_out_of_range(wrong):
     with pytest.raises(ValueError, match="must be"):
         nn.AdamW([torch.ones(1, requires_grad=True)], **wrong)

@@ -6,14 +6,13 @@ References play the kernels, on a CPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from harness import nn
-from harness.collection.nn import _dropout, _kernels
+from harness.collection.nn import _kernels
 
 ALL = [torch.float32, torch.float16, torch.bfloat16]
 HALVES = [torch.float16, torch.bfloat16]
@@ -205,11 +204,11 @@ def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
         y = nn.dropout_add(nn.dropout(x, 0.3), residual, 0.5)
         return nn.bias_dropout_residual(y, bias, residual, 0.25)
 
-    nn.manual_seed(7)
+    torch.manual_seed(7)
     by_kernels = tools.results(three, x, bias, residual)
     assert played == {"dropout": 1, "dropout_add": 1, "bias_dropout_residual": 1, "dropout_grad": 3}
     monkeypatch.setattr(_kernels, "launch_of", lambda *_: None)
-    nn.manual_seed(7)
+    torch.manual_seed(7)
     tools.assert_close(by_kernels, tools.results(three, x, bias, residual), tools.tolerance[dtype])
 
 
@@ -229,21 +228,3 @@ def test_a_kernel_is_not_asked_for_what_it_cannot_do():
     assert _kernels.KernelCall("softmax", torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (
         "softmax has no kernel for float64"
     )
-
-
-def test_a_call_of_dropout_waits_for_the_last_one_on_another_stream(monkeypatch):
-    """Both read and advance the number of the call in the device's memory."""
-    current, waited = [64], []
-
-    def stream(_device):
-        handle = current[0]
-        return SimpleNamespace(handle=handle, wait_stream=lambda other: waited.append((handle, other.handle)))
-
-    monkeypatch.setattr(_dropout, "_LAST", {})
-    monkeypatch.setattr(_kernels, "_STREAM", lambda _: current[0])
-    monkeypatch.setattr(torch.cuda, "current_stream", stream)
-    for handle in (64, 64, 128, 128, 64, 192):
-        current[0] = handle
-        _dropout._in_turn(0)
-    _dropout._in_turn(1)
-    assert waited == [(128, 64), (64, 128), (192, 64)]

@@ -41,10 +41,13 @@ def numbers(seed: int, call: int, elements: torch.Tensor, bits: int) -> torch.Te
     return drawn.gather(-1, (elements % per_group).unsqueeze(-1)).squeeze(-1)
 
 
-def draws(seed: int, call: int, groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """The numbers of all elements of the groups with these indexes (int64), in one more dimension."""
+def draws(seed: int, call: int | torch.Tensor, groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers of all elements of the groups with these indexes (int64), in one more dimension.
+
+    call: a number, or a tensor (1,) of int64 that has it; then the host doesn't wait for the number.
+    """
     import torch
 
-    upper = [torch.full_like(groups, call & _LOW), torch.full_like(groups, call >> 32 & _LOW)]
+    upper = [groups * 0 + (call & _LOW), groups * 0 + (call >> 32 & _LOW)]
     words = torch.stack(philox([groups & _LOW, groups >> 32 & _LOW, *upper], (seed & _LOW, seed >> 32 & _LOW)), -1)
     return words >> 8 if bits == 24 else torch.stack([words & 0xFFFF, words >> 16], -1).flatten(-2)

@@ -86,7 +86,7 @@ class Trainer:
         self.optimizer = _optimizer(rung, setup.config, self.masters, capturable=rung.graph and self.is_capturable)
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
         _ranges.add_where_wanted(self)
-        _seed(rung, setup)  # for dropout, whatever numbers were drawn for the weights
+        torch.manual_seed(setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
 
     def new_batch(self, seed: int) -> Any:
         """Data that no step has seen, of the form of all steps' data."""
@@ -188,21 +188,6 @@ def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
     from harness.collection.steps.training._streams import on_two_streams
 
     return on_two_streams(model, setup.device)
-
-
-def _seed(rung: Rung, setup: Setup) -> None:
-    """Begin random numbers anew, our kernels' too."""
-    import torch
-
-    seed = setup.seed + 1 + setup.shard
-    torch.manual_seed(seed)
-    if rung.norm:
-        from harness.collection import nn
-
-        if rung.dropout:
-            # Now there is a number of the next call: code that is compiled without one is compiled again with it.
-            nn.dropout(torch.zeros(1, device=setup.device), 0.5)
-        nn.manual_seed(seed)
 
 
 def _cast(model: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:

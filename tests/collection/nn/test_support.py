@@ -1,0 +1,80 @@
+"""The page of what harness.nn supports: each entry is what happens, with kernels that references play on a CPU."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness import nn
+from harness.collection.nn import _kernels
+from tests.collection.nn.examples import EXAMPLES, VARIANTS
+from tests.collection.nn.features import FEATURES, Row, outcome, rows
+
+pytestmark = pytest.mark.usefixtures("unmeasured_guards")
+ROWS = {row.name: row for row in rows()}
+OTHERWISE = {
+    "batch_norm in evaluation": {"distributed"},
+    "attention with masks": {"distributed"},
+    "rms_norm without weight": {"float64"},
+    "rms_norm with torch's epsilon": {"float64"},
+}
+"""Masks and statistics that aren't DTensor, which torch refuses; an epsilon that is another one in float64."""
+LISTS = {"unscale_"}
+"""Functions of lists of tensors, in place, which have no gradients."""
+
+
+def misfits(row: Row, device: str, launched: Callable[[], int]) -> list[str]:
+    """The functions of a row for which something else happens than its entry says."""
+    found = []
+    if row.name == "compile":
+        torch.compiler.reset()
+    for name, expected in row.outcomes.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = outcome(name, row.name, device, launched)
+        if not re.match(expected, made):
+            found.append(f"{name}: {made}, not {expected}")
+    return found
+
+
+@pytest.mark.parametrize("feature", [name for name, feature in FEATURES.items() if not feature.needs_gpu])
+def test_what_happens_is_what_the_page_says(feature, played):
+    assert not misfits(ROWS[feature], "cpu", lambda: sum(played.values()))
+
+
+def other_outcomes(name: str, device: str, launched: Callable[[], int]) -> dict[str, str]:
+    """What each feature gives of another way to call a function, where it must be right."""
+    torch.compiler.reset()
+    refused = {"integers", "complex", "no_dimension", "mixed_devices", "cuda_graph"} | OTHERWISE.get(name, set())
+    return {feature: outcome(name, feature, device, launched) for feature in FEATURES if feature not in refused}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_ways_to_call_a_function_are_right(name, played):
+    made = other_outcomes(name, "cpu", lambda: sum(played.values()))
+    assert {*made.values()} <= {"kernel", "torch"}, made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_ways_to_call_a_function_are_right_on_a_gpu(name):
+    made = other_outcomes(name, "cuda", lambda: sum(_kernels.LAUNCHED.values()))
+    assert {*made.values()} <= {"kernel", "torch"}, made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_happens_on_a_gpu_is_what_the_page_says(feature):
+    assert not misfits(ROWS[feature], "cuda", lambda: sum(_kernels.LAUNCHED.values()))
+
+
+def test_every_feature_and_every_function_is_in_the_table():
+    assert [*ROWS] == [*FEATURES]
+    public = {name for name in nn.__all__ if inspect.isfunction(getattr(nn, name))}
+    takes_tensors = {name for name in public if "Tensor" in str(inspect.signature(getattr(nn, name)))}
+    assert takes_tensors - LISTS == set(EXAMPLES)

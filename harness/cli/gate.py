@@ -14,12 +14,14 @@ import typer
 from typer.core import TyperCommand
 
 from harness.cli import options
+from harness.cli.group import alone
 from harness.errors import HarnessError, UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
     from harness.gate.records import GateRun
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness gate --base main ci\n"
@@ -48,6 +50,7 @@ class GateCommand(TyperCommand):
         return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
 
 
+@app.command("gate", cls=GateCommand, epilog=EXAMPLES)
 def command(
     arguments: Annotated[
         list[str],

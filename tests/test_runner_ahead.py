@@ -24,7 +24,11 @@ class Remembering:
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *_, **__: self.asked.append(name) or Limits()
+        def remembered(*_: object, **__: object) -> Limits:
+            self.asked.append(name)
+            return Limits()
+
+        return remembered
 
     def measure(self, job: Job, process: int = 0) -> Measurement:
         self.asked.append(f"measure {process}")

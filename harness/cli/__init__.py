@@ -23,6 +23,7 @@ class AllCommands(Commands):
         "run": "run",
         "check": "check",
         "judge": "judge",
+        "tune": "tune",
         "list": "listing",
         "env": "env",
         "peak": "peak",

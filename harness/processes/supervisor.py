@@ -174,7 +174,7 @@ class Workers:
         """A team of `size` living processes."""
         if not _serves(self._team, size):
             self.restart()
-        if not _serves(self._team, size):
+        if not self._team or not _serves(self._team, size):
             self._team = self._spawn(size)
         try:
             self._check(self._team)

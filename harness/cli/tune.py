@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.model import Case
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import Listed, Tuned, Wanted
+    from harness.tune import Listed, ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -30,7 +30,7 @@ EXAMPLES = (
     "  harness tune softmax --scenario models --budget 30m\n"
     "  harness tune mine --ops mine.py --device cpu\n"
     "  harness tune layer_norm --arch sm_100 --dry-run    for a GPU that isn't here\n"
-    "\n\b\nA plan is a value of each of the kernel's parameters, such as threads and packs.\n"
+    "\n\b\nA plan is a value of each parameter of the kernel, such as threads.\n"
     "The table says which plan is taken at which size; the next call uses it.\n"
     "The same command goes on with a search that was interrupted."
 )
@@ -132,9 +132,9 @@ def _asked(
     scenarios: Sequence[str] | None,
     sizes: Sequence[str] | None,
     dtypes: Sequence[str],
-) -> Wanted:
+) -> ToTune:
     from harness.ops import Catalogue
-    from harness.tune import Wanted
+    from harness.tune import ToTune
 
     catalogue = Catalogue(plugins)
     if name not in catalogue:
@@ -151,7 +151,7 @@ def _asked(
     else:
         given = [pair for pair in _of_scenarios(found, catalogue, scenarios) if not dtypes or pair[0] in dtypes]
     cases = dict.fromkeys(_case(found, variant, dtype, setting, device) for dtype, setting in given)
-    return Wanted(name, variant, tuple(cases), device, plugins)
+    return ToTune(name, variant, tuple(cases), device, plugins)
 
 
 def _of_scenarios(op: Op, catalogue: Any, names: Sequence[str] | None) -> list[tuple[str, Setting]]:

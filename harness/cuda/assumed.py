@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from harness.errors import UsageError, nearest
+from harness.errors import UsageError
 
 _KB = 1024
 
@@ -43,7 +43,7 @@ _assumed: list[Gpu] = []
 def known(arch: str) -> Gpu:
     """The facts of an architecture. Raises UsageError if they aren't known."""
     if arch not in KNOWN:
-        raise UsageError(f"nothing is known of the architecture '{arch}'", nearest(arch, KNOWN))
+        raise UsageError(f"nothing is known of the architecture '{arch}'", f"known: {', '.join(KNOWN)}")
     return KNOWN[arch]
 
 

@@ -56,6 +56,7 @@ from harness.ops.sheet import Context, Op
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Shape, Symbols, Tensor
 from harness.ops.tuning import Built, Tuning
 from harness.ops.variant import Launch, Role, Tensors, Variant
+from harness.plans import Plan
 
 __all__ = [
     "ANY_DEVICE",
@@ -72,6 +73,7 @@ __all__ = [
     "Extremes",
     "Launch",
     "Op",
+    "Plan",
     "Role",
     "Shape",
     "Symbols",

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _DISTANCE = metrics.fact(
-    "plan_distance",
-    "distance of the plan",
+    "neighbour",
+    "distance of the neighbour",
     units.PLAIN,
-    "how far the size is from the measured size whose plan it has, in powers of two; a plan by rule has no distance",
-    head="plan off",
+    "how far away the measured size is whose plan it has, in powers of two; a plan by rule has no neighbour",
+    head="neighbour",
     keep=1,
 ).name
 
@@ -31,7 +31,7 @@ def declare_facts(symbols: Iterable[str]) -> None:
     """Declare the facts that tell which measured size a plan comes from."""
     for symbol in symbols:
         hint = f"{symbol} of the measured size whose plan the case has"
-        metrics.fact(f"plan_{symbol}", f"{symbol} of the plan", units.COUNT, hint, head="")
+        metrics.fact(f"neighbour_{symbol}", f"{symbol} of the neighbour", units.COUNT, hint, head="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ def plan_of(ctx: Context) -> Plan | None:
     if found is None:
         return rule
     ctx.facts[_DISTANCE] = found.distance
-    ctx.facts |= {f"plan_{symbol}": float(size) for symbol, size in found.shape.items()}
+    ctx.facts |= {f"neighbour_{symbol}": float(size) for symbol, size in found.shape.items()}
     return found.plan
 
 
 def _from_table(ctx: Context, tuning: Tuning) -> plans.Neighbour | None:
     case = ctx.case
-    for table in plans.entries(plans.device_name(case.device)):
+    for table in plans.entries(case.device):
         of_variant = [entry for entry in table if (entry.op, entry.variant) == (case.op, case.variant)]
         if not of_variant:
             continue

@@ -31,8 +31,11 @@ def file_name(device: str) -> str:
 
 
 @cache
-def entries(device: str) -> tuple[tuple[Entry, ...], ...]:
-    """The entries of the user's own table, then of the package's. Read once in a process."""
+def entries(kind: str) -> tuple[tuple[Entry, ...], ...]:
+    """The entries of the user's own table for a kind of device, then of the package's. Read once in a process."""
+    if not any(any(folder.glob("*.json")) for folder in (paths.cache() / FOLDER, paths.data(FOLDER))):
+        return ()  # the device needn't be asked for its name
+    device = device_name(kind)
     name = file_name(device)
     own, bundled = kept.read(f"{FOLDER}/{name}"), paths.data(FOLDER) / name
     texts = [own] if own else []

@@ -12,6 +12,6 @@ key; CUTLASS's profiler, which enumerates what the hardware allows; Jamieson and
 from __future__ import annotations
 
 from harness.tune.candidates import Candidate, candidates
-from harness.tune.procedure import Listed, Tuned, Wanted, listed, tune
+from harness.tune.procedure import Listed, ToTune, Tuned, listed, tune
 
-__all__ = ["Candidate", "Listed", "Tuned", "Wanted", "candidates", "listed", "tune"]
+__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "candidates", "listed", "tune"]

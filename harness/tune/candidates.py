@@ -60,7 +60,7 @@ def candidates(
     if rule is None:
         return []
     legal = [Candidate(dict(rule), rule=True)]
-    legal += [Candidate(plan) for plan in _plans(tuning, case) if plan != dict(rule)]
+    legal += [Candidate(plan) for plan in legal_plans(tuning, case) if plan != dict(rule)]
     if tuning.kernels is None or case.device != "cuda":
         return legal
     found: list[Candidate] = []
@@ -71,7 +71,7 @@ def candidates(
     return found
 
 
-def _plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
+def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
     """The legal plans, in the order of the parameters' values."""
     parameters = tuning.parameters(case)
     count = 1

@@ -22,7 +22,7 @@ from harness.tune.search import Ranking, Search, Until, in_runs
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ToTune:
     """What to search. cases: of the variant, at the sizes to tune for. seconds: that the search may take.
 
     output: the table's file; None for the user's cache folder.
@@ -61,7 +61,7 @@ class Tuned:
     complete: bool
 
 
-def listed(wanted: Wanted, observer: Observer) -> tuple[Listed, ...]:
+def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
     """The candidates at each case, with what the compiler says of them. Nothing is timed.
 
     Raises UsageError if the op or the variant isn't known, or has no plans.
@@ -71,13 +71,14 @@ def listed(wanted: Wanted, observer: Observer) -> tuple[Listed, ...]:
     for number, case in enumerate(wanted.cases, 1):
 
         def step(done: int, total: int, case: Case = case, number: int = number) -> None:
-            observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)})", done / total)
+            if done * 10 // total > (done - 1) * 10 // total:  # a tenth more is done
+                observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)})", done / total)
 
         found.append(Listed(case, tuple(candidates(op, wanted.variant, case, step))))
     return tuple(found)
 
 
-def tune(wanted: Wanted, observer: Observer) -> Tuned:
+def tune(wanted: ToTune, observer: Observer) -> Tuned:
     """Search, and write the table. Raises as `listed` does, and MachineError where nothing can be measured."""
     every = listed(wanted, observer)
     chosen = {each.case: kept(each.candidates) for each in every}
@@ -114,7 +115,7 @@ def tune(wanted: Wanted, observer: Observer) -> Tuned:
     return Tuned(every, found, made, file_written, complete=True)
 
 
-def _op(wanted: Wanted) -> Op:
+def _op(wanted: ToTune) -> Op:
     op = Catalogue(wanted.plugins)[wanted.op]
     for case in wanted.cases:
         op.refuse(replace(case, variant=wanted.variant))
@@ -131,7 +132,7 @@ def _own(device: str) -> plans.PlanTable:
         return plans.PlanTable(device)
 
 
-def _folder(wanted: Wanted) -> Path:
+def _folder(wanted: ToTune) -> Path:
     """Where a search keeps what it has measured: the same folder for the same search, so that it goes on there."""
     told = (
         wanted.op,
@@ -145,7 +146,7 @@ def _folder(wanted: Wanted) -> Path:
     return paths.cache() / "tune" / f"{wanted.op}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
 
 
-def _entry(op: Op, wanted: Wanted, each: Listed, found: Ranking) -> Entry:
+def _entry(op: Op, wanted: ToTune, each: Listed, found: Ranking) -> Entry:
     case, machine = each.case, _machine(wanted.device)
     commit, changed = source.revision()
     return Entry(

@@ -14,7 +14,21 @@ from typer.testing import CliRunner, Result
 from harness import __version__, cli, gate
 from harness.cli import app, values
 
-COMMANDS = ["run", "list", "env", "peak", "report", "view", "compare", "gate", "check", "profile", "explain", "judge"]
+COMMANDS = [
+    "run",
+    "list",
+    "env",
+    "peak",
+    "report",
+    "view",
+    "compare",
+    "gate",
+    "check",
+    "profile",
+    "explain",
+    "judge",
+    "tune",
+]
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -1,4 +1,4 @@
-"""An op in plain torch whose variant has plans: how many rows are done at a time, and two ways, of which one is wrong."""
+"""An op in plain torch whose variant has plans: how many rows are done at a time, and in which way; one is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.ops import Context, Launch, Op, Tensor, Tensors, Tuning
 
 if TYPE_CHECKING:
     from harness.model import Case
-    from harness.plans import Plan
+    from harness.ops import Plan
 
 OP = Op(
     "chunked",

@@ -65,7 +65,8 @@ def _beyond(first: Entry, other: Entry, shape: Mapping[str, int]) -> bool:
     """Whether the size lies between the two: they stand in opposite directions from it."""
     middle = _logs(shape)
     ways = [[a - b for a, b in zip(_logs(entry.shape), middle, strict=True)] for entry in (first, other)]
-    return sum(there * beyond for there, beyond in zip(*ways, strict=True)) < 0.0
+    along: float = sum(there * beyond for there, beyond in zip(*ways, strict=True))
+    return along < 0
 
 
 def _loss(plan: Plan, around: Sequence[Entry]) -> float:

@@ -143,6 +143,9 @@ def _asked(
     if variant not in found.variants:
         with_plans = [each for each, one in found.variants.items() if one.tuning]
         raise UsageError(f"op '{name}' has no variant '{variant}'", nearest(variant, with_plans))
+    if not found.variants[variant].runs_on(device):
+        kinds = ", ".join(found.variants[variant].devices)
+        raise UsageError(f"{name}/{variant} doesn't run on '{device}'", f"it runs on: {kinds}; --arch needs no GPU")
     for dtype in dtypes:
         if dtype not in found.dtypes:
             raise UsageError(f"--dtype: op '{name}' has no dtype '{dtype}'", nearest(dtype, found.dtypes))

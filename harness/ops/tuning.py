@@ -119,7 +119,8 @@ def _from_table(ctx: Context, tuning: Tuning) -> plans.Neighbour | None:
 
 
 def _suits(entry: plans.Entry, case: Case, tuning: Tuning) -> bool:
-    if entry.dtype != case.dtype or entry.choices != dict(case.choices):
+    """Whether an entry is of the case's type and choices, and of a size that is alike."""
+    if (entry.dtype, entry.choices, [*entry.shape]) != (case.dtype, dict(case.choices), [*case.symbols]):
         return False
     there = Case(case.op, case.variant, case.dtype, tuple(entry.shape.items()), case.choices, device=case.device)
     return tuning.alike is None or tuning.alike(there) == tuning.alike(case)

@@ -51,7 +51,7 @@ def choose(entries: Sequence[Entry], shape: Mapping[str, int], legal: Callable[[
 
 def _near(entries: Sequence[Entry], shape: Mapping[str, int]) -> Iterator[tuple[float, Entry]]:
     for entry in entries:
-        if entry.timed and [*entry.shape] == [*shape]:
+        if entry.timed:
             distance = math.dist(_logs(entry.shape), _logs(shape))
             if distance <= _REACH:
                 yield distance, entry

@@ -80,6 +80,7 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
     """Search, and write the table. Raises as `listed` does, and MachineError where nothing can be measured."""
+    deadline = time.monotonic() + wanted.seconds
     every = listed(wanted, observer)
     chosen = {each.case: kept(each.candidates) for each in every}
     if not any(chosen.values()):
@@ -95,7 +96,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins),
         wanted.timing,
         home,
-        Until(observer, time.monotonic() + wanted.seconds),
+        Until(observer, deadline),
         lambda candidate: declared.name_of(wanted.variant, candidate.text),
     )
     found = search.run(chosen)

@@ -75,6 +75,19 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
 
 
+@pytest.mark.gpu
+def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harness: Harness, tmp_path: Path) -> None:
+    own = {"HARNESS_CACHE": str(tmp_path / "cache")}
+    sizes = ["--sizes=M=4096,N=768", "--dtype=float16", "--max-time=0.05"]
+    found = harness("tune", "rms_norm", *sizes, **own)
+    assert found.returncode == 0, found.stderr
+    [entry] = json.loads(next((tmp_path / "cache" / "plans").iterdir()).read_text())["entries"]
+    assert entry["tried"] > 4
+    assert entry["driver"]
+    assert len(entry["timed"]) >= 4
+    assert sum(plan["rule"] for plan in entry["timed"]) <= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -86,7 +99,11 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
         (["chunked", *OPS, "--sizes=M=1"], "op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
         (["chunked", *OPS, "--sizes=M=0,N=1"], "give each, from 1 on"),
-        (["softmax", "--scenario=rms_norm"], "these scenarios have no sizes for op 'softmax'"),
+        (["softmax"], "softmax/tuned doesn't run on 'cpu' it runs on: cuda; --arch needs no GPU"),
+        (
+            ["softmax", "--scenario=rms_norm", "--arch=sm_90", "--dry-run"],
+            "these scenarios have no sizes for op 'softmax'",
+        ),
         (["softmax", "--arch=sm_90"], "--arch is for --dry-run"),
         (["softmax", "--arch=sm_70", "--dry-run"], "nothing is known of the architecture 'sm_70'"),
         (["softmax", "--output=table.csv"], "a table is a .json file"),

@@ -14,7 +14,7 @@ HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class PeerLibrary:
     """A library. module: what is imported. package: what pip installs, with the oldest version that has these names."""
 
     name: str

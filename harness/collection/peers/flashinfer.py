@@ -1,4 +1,4 @@
-"""FlashInfer: kernels for serving language models, forward only. Its functions as its documentation of 0.6 has them."""
+"""FlashInfer: kernels for serving language models, forward only. Its functions as in version 0.7.2."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm, rms_norm
-from harness.collection.peers._library import HALVES, Library
+from harness.collection.peers._library import HALVES, PeerLibrary
 from harness.ops import Context, Launch, Tensor, Tensors
 
-LIBRARY = Library("FlashInfer", "flashinfer", "flashinfer-python>=0.6")
+LIBRARY = PeerLibrary("FlashInfer", "flashinfer", "flashinfer-python>=0.6")
 
 
 def _with_rstd(_: Context, t: Tensors) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 from harness.collection.ops.rows._norm import EPS
-from harness.collection.peers._library import Library
+from harness.collection.peers._library import PeerLibrary
 from harness.ops import Context, Launch
 
-LIBRARY = Library("Liger Kernel", "liger_kernel", "liger-kernel>=0.8")
+LIBRARY = PeerLibrary("Liger Kernel", "liger_kernel", "liger-kernel>=0.8")
 _LONGEST = 65_536  # elements of a row: a program keeps a whole row
 _ROW = LIBRARY.obstacle(longest=_LONGEST)
 _ROUNDING = "gemma"  # computes in float32 and rounds once, as the op does; 'llama' rounds before the product with gamma

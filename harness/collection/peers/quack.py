@@ -6,10 +6,10 @@ from typing import Any
 
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 from harness.collection.ops.rows._norm import EPS, X
-from harness.collection.peers._library import Library
+from harness.collection.peers._library import PeerLibrary
 from harness.ops import Context, Launch, Tensor, Tensors
 
-LIBRARY = Library("QuACK", "quack", "quack-kernels>=0.6")
+LIBRARY = PeerLibrary("QuACK", "quack", "quack-kernels>=0.6")
 _HOPPER = LIBRARY.obstacle(clusters=True)
 _SAID = "QuACK: rows by a warp, a block or a cluster, in the CuTe DSL"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm, softmax
-from harness.collection.peers._library import Library
+from harness.collection.peers._library import PeerLibrary
 from harness.ops import Context, Launch
 
-LIBRARY = Library("Triton", "triton", "triton>=3")
+LIBRARY = PeerLibrary("Triton", "triton", "triton>=3")
 _LONGEST = 65_536  # elements of a row that a program keeps; of this length a part spills
 _BLOCK = 4096  # elements that a program of LayerNorm reads at a time, at most
 _ROW = LIBRARY.obstacle(longest=_LONGEST)

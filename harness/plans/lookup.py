@@ -38,7 +38,7 @@ def choose(entries: Sequence[Entry], shape: Mapping[str, int], legal: Callable[[
     if not near:
         return None
     distance, first = near[0]
-    ends = [first, *(other for _, other in near[1:] if _beyond(first, other, shape))][: 2 if distance else 1]
+    ends = [first, *(other for _, other in near if _beyond(first, other, shape))][:2]
     for around in (ends, ends[:1]):
         rated = [(_loss(timed.plan, around), timed) for timed in first.timed if legal(timed.plan)]
         rated = [(loss, timed) for loss, timed in rated if loss < math.inf]

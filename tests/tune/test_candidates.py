@@ -16,7 +16,7 @@ from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
-FACTS = {"fine": (40, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
+FACTS = {"fine": (64, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
 """Registers, local bytes and shared bytes, by the macro WAY."""
 
 
@@ -60,13 +60,13 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
     why = {each.text: each.dropped for each in found}
     assert why["threads256.wayfine"] == ""
     assert why["threads1024.wayfine"] == ""
-    assert why["threads2048.wayfine"] == "2048 threads with 40 registers each are more than a multiprocessor has"
+    assert why["threads2048.wayfine"] == "2048 threads with 64 registers each are more than a multiprocessor has"
     assert why["threads256.wayspills"] == "spills: 8 bytes of local memory a thread"
     assert why["threads1024.wayspills"] == "1024 threads with 255 registers each are more than a multiprocessor has"
     assert why["threads256.waylarge"] == "clusters of blocks came with compute capability 9.0"
     assert why["threads2048.waylarge"] == "205,824 bytes of shared memory, a block may have 166,912"
     assert why["threads256.waybroken"] == "doesn't compile: mine.cu doesn't compile"
-    assert (found[0].registers, found[0].shared) == (40, 25_700)
+    assert (found[0].registers, found[0].shared) == (64, 25_700)
 
 
 def test_newer_architectures_allow_more(op: Op) -> None:

@@ -23,6 +23,7 @@ from harness import trial
 from harness.errors import UsageError, without_exit
 
 _DISTRIBUTION = "gpu-bench-harness"
+_NESTED = "[!_]*/[!_]*.py"
 _PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
@@ -50,17 +51,31 @@ def discover(package: str, offers: Sequence[str], nested: bool = False) -> dict[
 
 def _modules(package: str, nested: bool) -> Iterator[str]:
     home = Path(importlib.import_module(package).__file__ or "").parent
-    for file in home.glob("[!_]*/[!_]*.py" if nested else "[!_]*.py"):
+    for file in home.glob(_NESTED if nested else "[!_]*.py"):
         inside = file.relative_to(home).with_suffix("").parts
         yield ".".join((package, *inside))
 
 
 def names(package: str) -> list[str]:
-    """Names of what a plug-in folder offers and of the entry points of its group, none of which is imported."""
-    spec = importlib.util.find_spec(package)
-    folders = map(Path, spec.submodule_search_locations or () if spec else ())
-    files = [file.stem for folder in folders for file in folder.glob("[!_]*.py")]
+    """Names of what a plug-in folder of ours offers and of the entry points of its group, none of which is imported."""
+    folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
+    files = [file.stem for file in folder.glob("[!_]*.py")]
     return sorted({*files, *(entry.name for entry in entry_points(package))})
+
+
+def names_of_files(group: str) -> list[str] | None:
+    """Names that the files `<family>/<name>.py` give to what our own entry points of a group bring, none imported.
+
+    None where another package has an entry point of the group: only its code tells what it brings.
+    """
+    found: list[str] = []
+    for entry in entry_points(group):
+        if is_foreign(entry):
+            return None
+        package = importlib.util.find_spec(entry.module)
+        folders = map(Path, package.submodule_search_locations or () if package else ())
+        found += sorted(file.stem for folder in folders for file in folder.glob(_NESTED))
+    return found
 
 
 def entry_points(group: str) -> list[EntryPoint]:

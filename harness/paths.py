@@ -15,7 +15,7 @@ The rest of the package is the instrument, which works without both."""
 
 
 def data(name: str) -> Path:
-    """The folder `name` ('kernels' or 'scenarios') of this installation."""
+    """The folder `name` ('kernels', 'plans' or 'scenarios') of this installation."""
     bundled = _PACKAGE / "_data" / name
     return bundled if bundled.is_dir() else _PACKAGE.parent / name
 

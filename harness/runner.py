@@ -25,6 +25,7 @@ from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer, soundness
 
+_CORES_AHEAD = 4
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
@@ -69,6 +70,9 @@ class Measurers(Protocol):
 
     def limits_again(self, start: Limits, note: Callable[[str, float], None]) -> Limits:
         """The same limits, with some measured again."""
+
+    def begin_next(self) -> None:
+        """Start the process that comes after the next `restart`: it loads torch, and leaves the device alone."""
 
     def restart(self) -> None:
         """Go on in a fresh process."""
@@ -173,7 +177,10 @@ def needs(plan: Plan) -> Needs:
 def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: Observer) -> None:
     """Measure the limits, every task, and some of the limits again; store each result as it comes."""
     header, limits = request.header, request.header.limits
+    ahead = _loads_ahead(header.machine, request.todo)
     if not limits:
+        if ahead:
+            workers.begin_next()
         limits = _limits(workers, request.needs, observer, fresh=request.fresh)
         header = replace(header, limits=limits)
         writer.update(header)
@@ -182,7 +189,10 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
         # Fresh also after the limits: what a process allocated before decides where its next buffers lie, and that
         # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
-        for _, job in tasks:
+        jobs = [job for _, job in tasks]
+        for number, job in enumerate(jobs, 1):
+            if ahead and number == len(jobs):
+                workers.begin_next()
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
             measurement = judged(measured, limits)
@@ -192,6 +202,15 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
     observer.note("streams once more, to see whether they drifted")
     limits = _limits(workers, request.needs, observer, start=limits)
     writer.update(replace(header, limits=limits, finished=_now()))
+
+
+def _loads_ahead(machine: Machine, todo: Sequence[_Task]) -> bool:
+    """Whether the next process may load torch, which takes seconds, while another one measures.
+
+    Not on the host, whose cores are measured, nor where there are few, nor where several processes measure together.
+    """
+    roomy = machine.cpu_count >= _CORES_AHEAD and not devices.kinds()[machine.kind].on_host
+    return roomy and all(job.case.world == 1 for _, job in todo)
 
 
 def _limits(

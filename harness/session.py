@@ -337,7 +337,7 @@ class Session:
         place = self.device.torch_device
         generator = torch.Generator(place).manual_seed(self.seed)
         dtype = getattr(torch, self.case.dtype)
-        return Context(self.case, dtype, place, generator, self.op, self.group, closing=self._closers)
+        return Context(self.case, dtype, place, generator, self.op, self.group, self.warnings, closing=self._closers)
 
     def _ready(self) -> tuple[Context, _Prepared]:
         if self._ctx is None or self._prepared is None:

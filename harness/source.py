@@ -38,7 +38,7 @@ def code(op: str, *files: Path, device: str = "") -> Code:
     """
     places = (*(_PACKAGE / name for name in _MEASURING), *_of_package(device))
     measuring = [path for place in places for path in _code(place)]
-    beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
+    beside = [path for file in files for path in _kernels_of_plugin(file)]
     every = {*measuring, *beside, *(path for file in files for path in _needed(file))}
     return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in every))
 
@@ -61,6 +61,13 @@ def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
     return _hash((name, path.read_bytes()) for name, path in _everything(package, kernels, plugins))
 
 
+def kernels(*files: Path) -> str:
+    """A hash of the kernels that files of ops name, without comments; of the files where they name none."""
+    places = [path for file in files for path in (*_needed(file), *_kernels_of_plugin(file))]
+    found = {path for path in places if path.suffix in _KERNEL_SUFFIXES} or {*files}
+    return _hash((path.name, without_comments(path.name, path.read_bytes())) for path in found)
+
+
 def revision() -> tuple[str, bool]:
     """The git commit that the package belongs to, and whether the package's code differs from that commit.
 
@@ -77,7 +84,7 @@ def revision() -> tuple[str, bool]:
 def to_read(*files: Path) -> list[Path]:
     """What a reader of an op's numbers may want to see: the files that declare a variant, and the kernels they name."""
     kernels = [path for file in files for path in _needed(file) if path.suffix == ".cu"]
-    beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
+    beside = [path for file in files for path in _kernels_of_plugin(file)]
     return list(dict.fromkeys((*files, *kernels, *(path for path in beside if path.suffix == ".cu"))))
 
 
@@ -142,6 +149,10 @@ def _files(place: Path, suffixes: Collection[str]) -> Iterator[str]:
 
 def _kernels_beside(file: Path) -> list[Path]:
     return [path for path in file.absolute().parent.iterdir() if path.suffix in _KERNEL_SUFFIXES and path.is_file()]
+
+
+def _kernels_of_plugin(file: Path) -> list[Path]:
+    return [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
 
 
 def _needed(file: Path) -> list[Path]:

@@ -27,6 +27,7 @@ ROWS = [
     {"rates"},
     {"metrics", "store", "source"},
     {"cuda"},
+    {"plans"},
     {"ops"},
     {"scenario"},
     {"devices"},
@@ -43,14 +44,20 @@ ROWS = [
     {"gate"},
     {"explain"},
     {"report"},
-    {"judge"},
+    {"judge", "tune"},
     {"ladder"},
     {"api"},
     {"environment"},
     {"cli"},
     {"__main__", "pytest_plugin"},
 ]
-COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"collection/nn"}, {"collection/steps"}, {"nn"}]
+COLLECTION_ROWS = [
+    {"collection/models", "collection/ops"},
+    {"collection/peers"},
+    {"collection/nn"},
+    {"collection/steps"},
+    {"nn"},
+]
 """The collection may import all that stands above it, and of the instrument what plug-ins use, too."""
 ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumerate(rows) for room in rooms}
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}

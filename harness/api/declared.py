@@ -138,6 +138,9 @@ class Here:
         """The same limits, with some measured again."""
         return limits.again(self._device, start)
 
+    def begin_next(self) -> None:
+        """Do nothing: no process comes."""
+
     def restart(self) -> None:
         """Do nothing: the process is the user's."""
 

@@ -10,29 +10,36 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths, trial
-from harness.cli import (
-    check,
-    compare,
-    env,
-    explain,
-    gate,
-    judge,
-    ladder,
-    launch,
-    listing,
-    peak,
-    profile,
-    report,
-    run,
-    streams,
-    view,
-)
+from harness.cli import streams
 from harness.cli.group import Commands
 from harness.errors import Exit
 from harness.processes.ending import Ending
 
+
+class AllCommands(Commands):
+    """`harness`, in the order of its help."""
+
+    FILES = {  # noqa: RUF012 - nobody changes it
+        "run": "run",
+        "check": "check",
+        "judge": "judge",
+        "ladder": "ladder",
+        "tune": "tune",
+        "list": "listing",
+        "env": "env",
+        "peak": "peak",
+        "profile": "profile",
+        "launch": "launch",
+        "report": "report",
+        "view": "view",
+        "compare": "compare",
+        "explain": "explain",
+        "gate": "gate",
+    }
+
+
 app = typer.Typer(
-    cls=Commands,
+    cls=AllCommands,
     epilog="\b\nFirst steps:\n"
     "  harness env                    what this machine has, and what is missing\n"
     "  harness list                   what can be measured\n"
@@ -45,20 +52,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.command)
-app.command("check", epilog=check.EXAMPLES)(check.command)
-app.command("judge", epilog=judge.EXAMPLES)(judge.command)
-app.command("ladder", cls=ladder.LadderCommand, epilog=ladder.EXAMPLES)(ladder.command)
-app.add_typer(listing.app, name="list")
-app.command("env", epilog=env.EXAMPLES)(env.command)
-app.command("peak", epilog=peak.EXAMPLES)(peak.command)
-app.command("profile", cls=profile.ProfileCommand, epilog=profile.EXAMPLES)(profile.command)
-app.add_typer(launch.app, name="launch")
-app.command("report", epilog=report.EXAMPLES)(report.command)
-app.command("view", epilog=view.EXAMPLES)(view.command)
-app.command("compare", epilog=compare.EXAMPLES)(compare.command)
-app.command("explain", epilog=explain.EXAMPLES)(explain.command)
-app.command("gate", cls=gate.GateCommand, epilog=gate.EXAMPLES)(gate.command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.choosing import Scenarios, Variants
+from harness.cli.group import alone
 from harness.cli.options import Device, Only, Ops
 from harness.errors import Exit, UsageError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from harness.ops import Op
     from harness.scenario import Definition
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness check prelu softmax    small and awkward sizes of their ops, in 20 s\n"
@@ -32,6 +34,7 @@ _SECONDS = 20.0
 """How long small cases are checked, after each variant was checked once."""
 
 
+@app.command("check", epilog=EXAMPLES)
 def command(
     scenarios: Scenarios = None,
     ops: Ops = None,

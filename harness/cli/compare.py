@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import values
+from harness.cli.group import alone
 from harness.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from harness.differences import Compared
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness compare reports/before reports/after\n"
@@ -26,6 +28,7 @@ EXAMPLES = (
 )
 
 
+@app.command("compare", epilog=EXAMPLES)
 def command(
     runs: Annotated[
         list[str],

@@ -9,9 +9,7 @@ from pathlib import Path
 
 def scenarios(incomplete: str) -> Iterator[str]:
     """Bundled scenarios, then files and folders."""
-    from harness.paths import data
-
-    yield from _beginning(sorted(file.stem for file in data("scenarios").glob("*.yaml")), incomplete)
+    yield from _beginning(bundled_scenarios(), incomplete)
     folder = Path(incomplete).parent
     for path in sorted(folder.glob("*")):
         if path.is_dir() or path.suffix == ".yaml":
@@ -20,9 +18,7 @@ def scenarios(incomplete: str) -> Iterator[str]:
 
 def ops(incomplete: str) -> Iterator[str]:
     """Bundled ops."""
-    from harness.ops import Catalogue
-
-    return _beginning(Catalogue(), incomplete)
+    return _beginning(installed_ops(), incomplete)
 
 
 def variants(incomplete: str) -> Iterator[str]:
@@ -58,6 +54,25 @@ def cases(incomplete: str) -> Iterator[str]:
             scenarios = json.loads(file.read_bytes())["scenarios"]
             ids |= dict.fromkeys(case for scenario in scenarios for case in scenario["cases"])
     return _beginning(ids, incomplete)
+
+
+def bundled_scenarios() -> list[str]:
+    """Names of the bundled scenarios; none is read."""
+    from harness.paths import data
+
+    return sorted(file.stem for file in data("scenarios").glob("*.yaml"))
+
+
+def installed_ops() -> list[str]:
+    """Names of the ops of installed packages. Their files tell, unless a package of somebody else brings ops."""
+    from harness import discover
+
+    names = discover.names_of_files("harness.ops")
+    if names is None:
+        from harness.ops import Catalogue
+
+        names = list(Catalogue())
+    return names
 
 
 def _beginning(names: Iterable[str], start: str) -> Iterator[str]:

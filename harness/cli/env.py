@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from harness.cli.group import alone
+
+app = alone()
 EXAMPLES = "\b\nExample:\n  harness env"
 
 
+@app.command("env", epilog=EXAMPLES)
 def command() -> None:
     """Show the machine and what is missing on it.
 

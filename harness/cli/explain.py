@@ -9,6 +9,7 @@ import typer
 
 from harness import units
 from harness.cli import completion
+from harness.cli.group import alone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from harness.explain import Known, Newest, Reason
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness explain prelu/naive/float32/N134217728-C1-H1-W1\n"
@@ -26,6 +28,7 @@ _HOME = Path("reports")
 _FASTEST = 3  # other variants that are named
 
 
+@app.command("explain", epilog=EXAMPLES)
 def command(
     case: Annotated[
         str,

@@ -16,12 +16,14 @@ import typer
 from typer.core import TyperCommand
 
 from harness.cli import options
+from harness.cli.group import alone
 from harness.errors import HarnessError, UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
     from harness.gate.records import GateRun
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness gate --base main ci\n"
@@ -62,6 +64,7 @@ class GateCommand(TyperCommand):
         return super().make_context(info_name, args, parent, **extra)
 
 
+@app.command("gate", cls=GateCommand, epilog=EXAMPLES)
 def command(
     arguments: Annotated[
         list[str],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -33,8 +35,45 @@ class QuickGroup(TyperGroup):
         return params
 
 
+def alone() -> typer.Typer:
+    """The app of a file with a single command."""
+    # Help that Rich draws would take as long as everything else together.
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class _Files(Mapping[str, Any]):
+    """Commands by name, each made of the `app` in its file. A file is imported when its command is asked for."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            command = typer.main.get_command(import_module(f"harness.cli.{self._files[name]}").app)
+            command.name = name
+            self._made[name] = command
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 class Commands(QuickGroup):
-    """The group of all commands."""
+    """The group of all commands. FILES: the file of each command in this folder, by the command's name."""
+
+    FILES: Mapping[str, str]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commands = _Files(self.FILES)  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click calls it so
+        """The names of all commands, none of which is imported."""
+        return list(self.FILES)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for. Raises typer.Exit with the code of the error, if there is one."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion, values
+from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
 from harness.errors import Exit, UsageError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from harness.judge import Judgement
     from harness.model import Timing
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness judge mine.py --op softmax           a function or variant for an op\n"
@@ -35,6 +37,7 @@ _SIZES = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _LONGEST_SEED = 2**31
 
 
+@app.command("judge", epilog=EXAMPLES)
 def command(
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Python file, or a manifest for --isolated.")],
     op: Annotated[

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from harness.cli import resuming, values
 from harness.cli import run as running
+from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from harness.ops import Op
     from harness.scenario import Plan
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness ladder step.py                       a file with model(), batch(), loss(model, *batch)\n"
@@ -49,6 +51,7 @@ class LadderCommand(TyperCommand):
         return super().parse_args(ctx, resuming.spelled(args))
 
 
+@app.command("ladder", cls=LadderCommand, epilog=EXAMPLES)
 def command(
     step: Annotated[
         Path | None, typer.Argument(metavar="STEP.PY", help="File with the step.", show_default=False)

@@ -30,6 +30,7 @@ app = typer.Typer(
     help="Print a batch script, or a job for Kubernetes, that starts one torchrun a node. Nothing is started.",
     epilog=EXAMPLES,
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 

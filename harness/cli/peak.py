@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.group import alone
+
+app = alone()
 EXAMPLES = "\b\nExamples:\n  harness peak\n  harness peak --device cpu --output /tmp/peak"
 
 
+@app.command("peak", epilog=EXAMPLES)
 def command(
     device: Annotated[
         str | None, typer.Option(metavar="KIND", help="Device to measure. Default: the first one that works.")

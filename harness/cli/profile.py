@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from harness.cli import completion, tool_options
 from harness.cli.choosing import Variants
+from harness.cli.group import alone
 from harness.cli.options import Device, Only, Ops
 from harness.errors import Exit, UsageError, brief, nearest
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.model import Attachment, Job
     from harness.profile import Tool
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness profile ncu bias_add --only 'bias_add/index64/float32/*'\n"
@@ -74,6 +76,7 @@ class ProfileCommand(TyperCommand):
             signal.signal(signal.SIGTERM, previous)
 
 
+@app.command("profile", cls=ProfileCommand, epilog=EXAMPLES)
 def command(
     ctx: typer.Context,
     tool: Annotated[str, typer.Argument(metavar="TOOL", help="One of the tools below.", show_default=False)],

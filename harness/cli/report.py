@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import values
+from harness.cli.group import alone
 from harness.cli.options import Ops
 
 if TYPE_CHECKING:
     from harness.model import Run
     from harness.ops import Op
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness report reports/h200/prelu\n"
@@ -24,6 +26,7 @@ EXAMPLES = (
 )
 
 
+@app.command("report", epilog=EXAMPLES)
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     formats: Annotated[

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from harness.cli import resuming, values
 from harness.cli.choosing import Scenarios, Variants
+from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.model import Run
     from harness.scenario import Plan
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness run quick\n"
@@ -58,6 +60,7 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, spelled)
 
 
+@app.command("run", cls=RunCommand, epilog=EXAMPLES)
 def command(
     scenarios: Scenarios = None,
     device: Device = None,

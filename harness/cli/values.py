@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import typer
 
-from harness.model import LONGEST_CASE
-
 
 def names(values: Sequence[str] | None) -> tuple[str, ...]:
     """Names, each by itself or several with commas: ['eager,naive', 'tuned'] -> ('eager', 'naive', 'tuned')."""
@@ -24,6 +22,8 @@ def share(text: str) -> float:
 
 def seconds(text: str) -> float:
     """A positive number of seconds, up to a day."""
+    from harness.model import LONGEST_CASE
+
     value = _number(text)
     if not value > 0:  # nan isn't either
         raise typer.BadParameter(f"'{text}' isn't a positive number of seconds.")

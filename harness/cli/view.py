@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.group import alone
 from harness.cli.options import Ops
 
 if TYPE_CHECKING:
     from harness.model import Run
 
+app = alone()
 EXAMPLES = "\b\nExamples:\n  harness view reports/h200/norms\n  harness view reports/before reports/after"
 _PAGES = "pages"
 """The folder of pages in the cache folder."""
 
 
+@app.command("view", epilog=EXAMPLES)
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     later: Annotated[

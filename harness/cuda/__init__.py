@@ -11,18 +11,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.cuda.compile import architecture, cubin, need_cccl
+from harness.cuda import assumed
+from harness.cuda import compile as compiler
+from harness.cuda.assumed import assuming
+from harness.cuda.compile import cubin, need_cccl
 from harness.cuda.divide import Divisor, fast_divisor
+from harness.cuda.facts import kernel_facts
 from harness.cuda.launch import LEGACY_STREAM, Kernel, memcpy, stream_handle
 
 __all__ = [
     "LEGACY_STREAM",
     "Divisor",
     "Kernel",
+    "architecture",
+    "assuming",
     "device",
     "devices",
     "fast_divisor",
     "has_clusters",
+    "kernel_facts",
     "load",
     "memcpy",
     "multiprocessors",
@@ -44,24 +51,35 @@ def _load(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...], _de
     return Kernel(cubin(file, dict(macros), architecture()), entry)
 
 
+def architecture() -> str:
+    """'sm_90' for the current device."""
+    gpu = assumed.current()
+    return gpu.arch if gpu else compiler.architecture()
+
+
 def resident_threads() -> int:
     """Threads that all multiprocessors together hold at a time, if registers and shared memory allow."""
-    return multiprocessors() * int(device().properties.max_threads_per_multiprocessor)
+    gpu = assumed.current()
+    a_multiprocessor = gpu.resident_threads if gpu else int(device().properties.max_threads_per_multiprocessor)
+    return multiprocessors() * a_multiprocessor
 
 
 def multiprocessors() -> int:
     """Multiprocessors of the current device."""
-    return int(device().properties.multiprocessor_count)
+    gpu = assumed.current()
+    return gpu.multiprocessors if gpu else int(device().properties.multiprocessor_count)
 
 
 def has_clusters() -> bool:
     """Whether blocks of the current device can form clusters that share their shared memory (sm_90 and later)."""
-    return int(device().properties.compute_capability_major) >= 9
+    gpu = assumed.current()
+    return gpu.clusters if gpu else int(device().properties.compute_capability_major) >= 9
 
 
 def shared_memory() -> int:
     """Bytes of shared memory that a block of the current device may have at most."""
-    return int(device().properties.max_shared_memory_per_block_optin)
+    gpu = assumed.current()
+    return gpu.shared if gpu else int(device().properties.max_shared_memory_per_block_optin)
 
 
 def device() -> Any:

@@ -34,6 +34,8 @@ list where the declaration gives several shapes). A variant writes into the decl
 - Inputs are also given extreme values, such as rows of NaN, of the lowest number and of zeros, whose results must be
   the reference's. `extremes=Extremes(exempt={"nan": "why"})` says which values an input can't have. An op that makes
   its inputs itself has no extreme values, unless it gives `extremes`.
+- `tuning=Tuning(parameters=..., rule=...)` declares the plans of a variant, `ctx.plan()` gives the one to take.
+  `harness tune` searches plans, and writes a table that `ctx.plan()` looks into.
 - A declaration that can't be meant is a UsageError with its file, its line, and what is allowed.
 
 Listing ops stays instant: the file of an op doesn't import torch at its top; its functions do, when they run.
@@ -52,13 +54,16 @@ from harness.ops.declarations import ANY_DEVICE
 from harness.ops.extremes import Extremes
 from harness.ops.sheet import Context, Op
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Shape, Symbols, Tensor
+from harness.ops.tuning import Built, Tuning
 from harness.ops.variant import Launch, Role, Tensors, Variant
+from harness.plans import Plan
 
 __all__ = [
     "ANY_DEVICE",
     "FLOATS",
     "ITEMSIZE",
     "MODES",
+    "Built",
     "Case",
     "Catalogue",
     "Choice",
@@ -68,12 +73,14 @@ __all__ = [
     "Extremes",
     "Launch",
     "Op",
+    "Plan",
     "Role",
     "Shape",
     "Symbols",
     "Tensor",
     "Tensors",
     "Traffic",
+    "Tuning",
     "Variant",
     "Work",
     "compiled",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from harness import metrics
 from harness.errors import UsageError, nearest, shown, shown_place, user_place
 from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
-from harness.model import COMPUTE_KINDS, Case, KernelFacts, Timer, Traffic, Work
+from harness.model import COMPUTE_KINDS, Case, KernelFacts, Timer, Traffic, Warning, Work
 from harness.ops import loading
 from harness.ops.amounts import done_by, of_types, whole
 from harness.ops.declarations import (
@@ -29,7 +29,9 @@ from harness.ops.declarations import (
 )
 from harness.ops.extremes import Extremes
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
+from harness.ops.tuning import declare_facts, plan_of
 from harness.ops.variant import Launch, Tensors, Variant
+from harness.plans import Plan
 from harness.ranks import Group
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class Context:
     case, s: the case, and its sizes and choices as attributes (`ctx.s.N`, `ctx.s.layout`). dtype, device: torch's.
     generator: seeded by the group of cases, so that every variant gets the same data, and anew for each set of inputs.
     seed: what `generator` began with, the same for all sets. group: the ranks of the case; where it has several,
-    torch.distributed has a default group of them, gloo's.
+    torch.distributed has a default group of them, gloo's. notes: warnings for readers of the time. tried: the plan that
+    a search tries.
     """
 
     case: Case
@@ -57,6 +60,8 @@ class Context:
     generator: torch.Generator
     op: Op
     group: Group = field(default_factory=Group)
+    notes: list[Warning] = field(default_factory=list)
+    tried: Plan | None = None
     kernels: list[KernelFacts] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
@@ -93,6 +98,10 @@ class Context:
             there |= {path.name for path in beside.glob("*.cu")}
             raise refusal(f"there is no kernel source '{file}' in {beside} or {found.parent}", nearest(file, there))
         return found
+
+    def plan(self) -> Plan | None:
+        """The values of the variant's parameters for this case, as its `tuning` has them; None if there is no plan."""
+        return plan_of(self)
 
     def defer(self, close: Callable[[], object]) -> None:
         """Call `close` when the case is over, however it ends; what was deferred last is called first."""
@@ -250,6 +259,7 @@ class Op:
         def add(prepare: Callable[[Context], Launch]) -> Callable[[Context], Launch]:
             made = Variant(name, summary, prepare, **options)
             self._check_shapes(*(made.inputs or ()), *(made.outputs or ()))
+            declare_facts(self.symbols if made.tuning else ())
             taken = self._own_variants()
             if name in taken:
                 there = shown_place(taken[name].place)

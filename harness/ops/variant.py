@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
-from harness.errors import user_place
+from harness.errors import shown, user_place
 from harness.model import COMPUTE_KINDS, LIBRARY_ROLES, Case, Timer, Traffic
 from harness.ops.declarations import (
     ANY_DEVICE,
@@ -23,8 +23,10 @@ from harness.ops.declarations import (
     check_one_of,
     check_text,
     check_tuple,
+    refusal,
 )
 from harness.ops.tensors import Symbols, Tensor
+from harness.ops.tuning import Tuning
 
 Tensors = SimpleNamespace
 Launch = Callable[[Tensors], Any]
@@ -55,8 +57,9 @@ class Variant:
     operations, such as (('int8', 10), ('case', 5)), together as many as the work has. This variant's ceiling has the
     peaks of these types; the work and the ceilings of other variants stay as they are. unsupported: a reason why it
     can't run a case, or None. timer: how it is timed; the op's unless told. returns: it makes its own outputs, as torch
-    does, and returns them. place: the file and line of its declaration. Raises UsageError, with that place, for a field
-    of another type, and for a role, a timer, a device or a type of operations that doesn't exist.
+    does, and returns them. tuning: its plans, which `harness tune` searches. place: the file and line of its
+    declaration. Raises UsageError, with that place, for a field of another type, and for a role, a timer, a device or a
+    type of operations that doesn't exist.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Variant:
     unsupported: Callable[[Case], str | None] | None = None
     timer: Timer = ""
     returns: bool = False
+    tuning: Tuning | None = None
     place: str = field(default_factory=user_place)
 
     def __post_init__(self) -> None:
@@ -93,6 +97,8 @@ class Variant:
         for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
             if tensors is not None:
                 check_tuple(whose, tensors, what, Tensor, "(Tensor('x', ('N',)),)")
+        if not isinstance(self.tuning, Tuning | None):
+            raise refusal(f"tuning of {whose} is {shown(self.tuning)}", "for example Tuning(parameters=..., rule=...)")
         if self.timer != "":
             check_one_of(whose, self.timer, "timer", get_args(Timer))
 

@@ -60,6 +60,7 @@ class Workers:
         self._digest = digest or (source.digest(self._plugins) if self._root == python.own_root() else "")
         self._around = around
         self._team: Team | None = None
+        self._next: Team | None = None
 
     def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
         """The job's measurement; the death of a process is one too, as 'crashed' or 'timeout'.
@@ -140,20 +141,26 @@ class Workers:
         if self._team is None:
             self._team = self._spawn(size)
 
+    def begin_next(self) -> None:
+        """Start the process that comes after the next `restart`, as `begin` does, while the current ones measure."""
+        if self._next is None:
+            self._next = self._spawn(1)
+
     def restart(self) -> None:
         """Let the next question go to new processes."""
         if self._team:
             self._team.close()
-            self._team = None
+        self._team, self._next = self._next, None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._team and kind:
-            self._team.kill()
-        elif self._team:
-            self._team.close()
+        for team in filter(None, (self._team, self._next)):
+            if kind:
+                team.kill()
+            else:
+                team.close()
 
     def _limits(self, question: MeasureLimits | MeasureLimitsAgain, report: Report) -> Limits:
         team = self._ready(1)
@@ -165,8 +172,9 @@ class Workers:
 
     def _ready(self, size: int) -> Team:
         """A team of `size` living processes."""
-        if not self._team or self._team.size != size or not self._team.alive:
+        if not _serves(self._team, size):
             self.restart()
+        if not self._team or not _serves(self._team, size):
             self._team = self._spawn(size)
         try:
             self._check(self._team)
@@ -209,6 +217,10 @@ class Workers:
                 f"(hash {ready.digest[:12] or 'unknown'}, at first {self._digest[:12]})",
                 EDITED,
             )
+
+
+def _serves(team: Team | None, size: int) -> bool:
+    return team is not None and team.size == size and team.alive
 
 
 def too_few(kind: str, world: int) -> str | None:

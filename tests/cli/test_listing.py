@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from harness import cli, discover
 from harness.cli import app, completion
 from harness.cli.columns import aligned
 from harness.devices import kinds
-from harness.ops import Catalogue
+from harness.ops import Catalogue, Op, catalogue
 from harness.report import every_format
 from harness.scenario import overview
 
@@ -51,7 +55,52 @@ def test_the_whole_listing_is_short_and_has_every_name() -> None:
     assert max(map(len, text.splitlines())) <= 80
     words = {word.strip("(),") for word in text.split()}
     assert {*Catalogue(), *(entry.name for entry in overview()), *every_format(), *kinds()} <= words
+    # It goes by the names of files, which must be the names of what is in them.
+    assert f"{len(Catalogue())} ops" in text
+    assert completion.installed_ops() == list(Catalogue())
+    assert completion.bundled_scenarios() == [entry.name for entry in overview()]
     assert "harness list op NAME" in text
+
+
+def test_ops_of_another_package_are_loaded_to_know_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("mine_of_a_package")
+    module.__file__ = __file__
+    module.OP = Op("brought_along", "y = x", symbols={}, unchecked="it has no result")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    other = EntryPoint("mine", module.__name__, "harness.ops")
+    installed = discover.entry_points("harness.ops")
+    for place in (discover, catalogue):
+        monkeypatch.setattr(place, "entry_points", lambda _group: [*installed, other])
+    assert completion.installed_ops() == [*Catalogue()]
+    assert "brought_along" in listed()
+
+
+def test_only_the_file_of_a_command_is_imported() -> None:
+    program = (
+        "import sys\nfrom harness.cli import app\napp(['list', 'formats'], standalone_mode=False)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('harness.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stderr.split())
+    assert "harness.cli.listing" in loaded
+    assert {"harness.cli.run", "harness.cli.gate", "harness.cli.profile"} & loaded == set()
+
+
+def test_every_command_has_a_file_with_its_name_and_help() -> None:
+    group = typer.main.get_command(app)
+    context = group.make_context("harness", ["list"])
+    files = [file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\napp = " in file.read_text()]
+    assert sorted(cli.AllCommands.FILES.values()) == sorted({*files} - {"__init__"})
+    for name in group.list_commands(context):  # type: ignore[attr-defined]
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        assert command.name == name
+        assert command.get_short_help_str()
+
+
+def test_a_misspelt_command_is_told_the_nearest() -> None:
+    result = CliRunner().invoke(app, ["lst"])
+    assert result.exit_code == 2
+    assert "No such command 'lst'. Did you mean 'list'?" in result.output
 
 
 def test_ops_are_listed_with_what_they_compute() -> None:

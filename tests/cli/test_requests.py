@@ -14,7 +14,21 @@ from typer.testing import CliRunner, Result
 from harness import __version__, cli, gate
 from harness.cli import app, values
 
-COMMANDS = ["run", "list", "env", "peak", "report", "view", "compare", "gate", "check", "profile", "explain", "judge"]
+COMMANDS = [
+    "run",
+    "list",
+    "env",
+    "peak",
+    "report",
+    "view",
+    "compare",
+    "gate",
+    "check",
+    "profile",
+    "explain",
+    "judge",
+    "tune",
+]
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -41,9 +55,8 @@ def test_help_of_the_gate_names_what_may_be_accepted() -> None:
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    assert sorted(
-        re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[: len(COMMANDS)]
-    ) == sorted(COMMANDS)
+    listed = result.stdout.partition("Commands:")[2].partition("First steps:")[0]
+    assert sorted(re.findall(r"^  (\w+) {2,}\S", listed, re.MULTILINE)) == sorted([*COMMANDS, "launch"])
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

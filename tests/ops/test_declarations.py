@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.errors import UsageError
 from harness.model import Case
 from harness.ops import Catalogue, find
+from harness.ops.declarations import check_callable
 
 HEAD = "from harness.ops import *\nfrom harness.ops import Op, Tensor, Choice, Work, Traffic\n"
 """Two lines, so that a declaration below begins at line 3."""
@@ -52,6 +57,29 @@ def test_a_field_of_an_op_that_cannot_be_meant(tmp_path: Path, fields: str, foun
     assert "mine.py:3: " in caught.value.message
     assert found in caught.value.message
     assert advice in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("takes", "function"),
+    [
+        (False, lambda _s: 1),
+        (True, lambda _s, _i: 1),
+        (False, lambda _s, _i, _j: 1),
+        (True, lambda _s, _i, _j=1: 1),
+        (True, lambda _s=1, _i=1: 1),
+        (True, lambda *_both: 1),
+        (False, lambda _s, _i, *, _j: 1),
+        (True, lambda _s, _i, *, _j=1: 1),
+        (False, lambda _s, *, _i: 1),
+        (True, functools.partial(lambda _a, _s, _i: 1, 0)),
+        (True, functools.wraps(lambda _s, _i: 1)(lambda *_a, **_b: 1)),
+        (False, functools.wraps(lambda _s: 1)(lambda *_a, **_b: 1)),
+        (True, max),
+    ],
+)
+def test_what_takes_two_arguments(takes: bool, function: Callable[..., Any]) -> None:
+    with nullcontext() if takes else pytest.raises(UsageError, match="doesn't take 2 arguments"):
+        check_callable("op 'mine'", 2, work=function)
 
 
 VARIANTS = [

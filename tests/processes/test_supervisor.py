@@ -97,6 +97,27 @@ def test_one_that_died_while_it_waited_is_replaced(teams: type[FakeTeam], job: C
     assert len(teams.made) == 2
 
 
+def test_the_next_process_loads_while_this_one_measures(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
+    with Workers("cpu", root=ROOT) as made:
+        made.measure(job("fine"))
+        made.begin_next()
+        made.begin_next()
+        first, second = teams.made
+        made.measure(job("fine"))
+        assert (second.ready, first.alive) == (None, True)
+        made.restart()
+        assert not first.alive
+        made.measure(job("fine"))
+        assert second.ready is not None
+        made.begin_next()
+        teams.made[-1].alive = False
+        made.restart()
+        assert made.measure(job("fine")).status == "ok"
+        assert len(teams.made) == 4
+        made.begin_next()
+    assert not any(team.alive for team in teams.made)
+
+
 def test_a_process_that_does_not_start_is_tried_once_more(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
     teams.starts = [LostError("crashed", "port taken"), Ready(VERSION, str(ROOT))]
     with Workers("cpu", root=ROOT) as made:

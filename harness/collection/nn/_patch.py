@@ -78,9 +78,8 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
     numbers shows that it computes the same. Patch before torch.compile and before DDP. Under autocast our norms and
-    softmax hand on halves, where torch's hand on float32. Our dropout has random numbers of its own
-    (`nn.manual_seed`), and can't be computed anew by torch.utils.checkpoint. A patched model can be deep-copied; to
-    pickle it whole, undo the patch first (its state_dict needs nothing).
+    softmax hand on halves, where torch's hand on float32. A patched model can be deep-copied; to pickle it whole, undo
+    the patch first (its state_dict needs nothing).
 
     Not covered: windows, attention and norms that a model writes out by hand in single operations; modules of
     torch.jit; functions that are called more than one function below a module's forward.
@@ -105,11 +104,11 @@ def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
     if type(optimizer) is not torch.optim.AdamW:
         return "our optimizer is AdamW"
     for group in optimizer.param_groups:
-        for option in ("amsgrad", "maximize", "differentiable"):
+        for option in ("amsgrad", "differentiable"):
             if group.get(option):
                 return f"our AdamW has no {option}"
         if isinstance(group["lr"], torch.Tensor):
-            return "its rate is a tensor, our AdamW takes a number"
+            return "its rate is a tensor, which a graph with our AdamW wouldn't follow"
     return ""
 
 
@@ -120,7 +119,7 @@ def _optimizer(done: Patched) -> None:
     if why := why_no_adamw(given):
         done.left.append(Left("optimizer", type(given).__name__, why))
         return
-    keys = ("params", "lr", "betas", "eps", "weight_decay")
+    keys = ("params", "lr", "betas", "eps", "weight_decay", "maximize")
     ours = AdamW([{key: group[key] for key in keys} for group in given.param_groups])
     if given.state:
         ours.load_state_dict(given.state_dict())

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.chip import MOST_BLOCKS
+from harness.collection.ops.chip import MOST_BLOCKS, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, aligned, blocks, power_of_2_from
 from harness.collection.ops.rows import _rows
 from harness.collection.ops.rows._norm_plan import InTurn
+from harness.collection.ops.rows._row_tuning import row_plan
 from harness.collection.ops.rows._rows import Arguments
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Extremes, Launch, Symbols, Tensor, Tensors
@@ -166,13 +167,19 @@ def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
 
 
 def planned(ctx: Context, tensors: Arguments, vectors: int) -> Launch:
-    """The kernel `<op>_tuned` as `RowPlan` has it; `two_pass` where rows are too long or packs aren't aligned.
+    """The kernel that the case's plan asks for; `two_pass` where rows are too long or packs aren't aligned.
 
     vectors: how many (N) rows share.
     """
     if ctx.s.N == 1:
         return _of_one(ctx, tensors)
-    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=vectors)
+    plan = ctx.plan()
+    if plan and plan.get("in_turn"):
+        turn = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
+        assert turn is not None  # else the plan isn't legal
+        return in_turn(ctx, turn, tensors)
+    made = row_plan(plan, ctx.s.N, ITEMSIZE[ctx.case.dtype]) if plan else None
+    return _rows.planned(ctx, made, two_pass(ctx, tensors), tensors, vectors=vectors)
 
 
 def _of_one(ctx: Context, tensors: Arguments) -> Launch:

@@ -14,6 +14,7 @@ from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
+from harness.collection.ops.rows._norm_grad_tuning import tiles_plan
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 
@@ -223,10 +224,11 @@ def fused(ctx: Context) -> Launch:
 
 def tuned(ctx: Context) -> Launch:
     """The kernel on tiles where it pays, else the kernels that spread rows; `separate` at unaligned addresses."""
-    case = _GradCase.of(ctx)
-    plan = NormGradPlan.of(case.rows, case.columns, case.itemsize, case.sums, Chip.current())
+    case, parameters = _GradCase.of(ctx), ctx.plan()
+    assert parameters is not None
+    plan = None if parameters["way"] == "spread" else tiles_plan(ctx.case, case.sums, parameters)
     teams = 0 if plan is None else _teams(case, plan)
-    if plan is None or not plan.worth(teams):
+    if plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
         chosen = _spread(case)
         if not case.whole_packs:
             return chosen

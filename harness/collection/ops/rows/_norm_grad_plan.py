@@ -102,25 +102,25 @@ class NormGradPlan:
         """
         if rows == 0 or columns == 0:
             return None
-        row = _Row(columns, itemsize, sums)
-        if row.chunks <= (WARP * row.at_a_time if row.singles else _TEAM_CHUNKS):
-            return cls._for(rows, row, *row.team_of_warp(rows, chip), chip)
+        row = Row(columns, itemsize, sums)
+        if row.fits_a_warp:
+            return cls.on_tiles(rows, row, *row.team_of_warp(rows, chip), chip)
         teams = map(row.team_of_blocks, row.clusters(rows, chip))
         return next((plan for team in teams if team for plan in cls._of_blocks(rows, row, team, chip)), None)
 
     @classmethod
-    def _of_blocks(cls, rows: int, row: _Row, team: TeamShape, chip: Chip) -> Iterator[NormGradPlan]:
+    def _of_blocks(cls, rows: int, row: Row, team: TeamShape, chip: Chip) -> Iterator[NormGradPlan]:
         """Plans with a block or a cluster as a team: with two rows at once where that pays, then with one."""
-        two = cls._for(rows, row, team, team.at_once, chip)
+        two = cls.on_tiles(rows, row, team, team.at_once, chip)
         # It pays if the team wants them, there is room for all stages, and every team gets two rows.
         if two is not None and two.stages == _MOST_STAGES and blocks(rows, team.at_once) > two.teams:
             yield two
-        one = cls._for(rows, row, replace(team, at_once=1), 1, chip)
+        one = cls.on_tiles(rows, row, replace(team, at_once=1), 1, chip)
         if one is not None:
             yield one
 
     @classmethod
-    def _for(cls, rows: int, row: _Row, team: TeamShape, tile_rows: int, chip: Chip) -> NormGradPlan | None:
+    def on_tiles(cls, rows: int, row: Row, team: TeamShape, tile_rows: int, chip: Chip) -> NormGradPlan | None:
         """The plan with all stages that there is room for; None if there is room for none."""
         piece = blocks(row.chunks, team.cluster) * row.size
         tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
@@ -163,7 +163,7 @@ class NormGradPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """The rows of a case, which come in chunks of `size` elements: packs, or single elements."""
 
     columns: int
@@ -187,6 +187,11 @@ class _Row:
     @property
     def chunks(self) -> int:
         return self.columns // self.size
+
+    @property
+    def fits_a_warp(self) -> bool:
+        """Whether lanes of a warp are a team."""
+        return self.chunks <= (WARP * self.at_a_time if self.singles else _TEAM_CHUNKS)
 
     @property
     def at_a_time(self) -> int:

@@ -238,14 +238,14 @@ Arguments = Callable[[Tensors], tuple[Any, ...]]
 """Gives a case's tensors in the order of a kernel's parameters."""
 
 
-def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: int = 0) -> Launch:
-    """The kernel `<op>_tuned` as planned for the case on this device.
+def planned(  # noqa: PLR0913 - what a launch needs
+    ctx: Context, plan: RowPlan | None, fallback: Launch, arguments: Arguments, *, kept: int = 1, vectors: int = 0
+) -> Launch:
+    """The kernel `<op>_tuned` as the plan has it.
 
-    `fallback` runs instead where a row doesn't fit into registers, or where tensors aren't aligned as the plan needs.
-    kept: how many matrices a thread keeps its part of a row of. vectors: how many (N) rows share.
+    `fallback` runs instead where there is no plan, or where tensors aren't aligned as the plan needs. kept: how many
+    matrices a thread keeps its part of a row of. vectors: how many (N) rows share.
     """
-    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current()
-    plan = RowPlan.with_vectors(*sizes, vectors) if vectors else RowPlan.of(*sizes, kept)
     if plan is None:
         return fallback
     whole = {"WHOLE": int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype]))} if vectors else {}

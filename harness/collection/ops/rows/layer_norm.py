@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm as norm
-from harness.collection.ops.rows._norm_plan import InTurn
+from harness.collection.ops.rows._row_tuning import RowParameters
 from harness.model import Case
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +113,8 @@ def half2(ctx: Context) -> Launch:
     "16 bytes an access; a warp, a block or a cluster a row, as it asks for; long rows in turn",
     rows=("S4", "S13"),
     traffic=_TUNED,
+    tuning=RowParameters(vectors=2, turns=True).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """Steps 4 and 5 of layer_norm.cu. `two_pass` runs where rows are too long for them or packs aren't aligned."""
-    plan = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
-    return norm.in_turn(ctx, plan, _arguments) if plan else norm.planned(ctx, _arguments, vectors=2)
+    return norm.planned(ctx, _arguments, vectors=2)

@@ -8,6 +8,7 @@ from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
 from harness.collection.ops.rows._norm import GAMMA, MEAN, RSTD, SYMBOLS, X, layer_normalised
+from harness.collection.ops.rows._norm_grad_tuning import NormGradParameters
 from harness.ops import Compile, Context, Launch, Op, compiled_variants
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def fused(ctx: Context) -> Launch:
     rows=("S4",),
     traffic=grad.tuned_traffic(sums=2),
     unsupported=grad.too_long,
+    tuning=NormGradParameters(sums=2).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """Steps 3 and 4 of layer_norm_grad.cu."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm as norm
+from harness.collection.ops.rows._row_tuning import RowParameters
 from harness.ops import Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
 
 if TYPE_CHECKING:
@@ -84,7 +85,12 @@ def half2(ctx: Context) -> Launch:
     return norm.in_registers(ctx, _arguments, width=2)
 
 
-@OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for", traffic=_TUNED)
+@OP.variant(
+    "tuned",
+    "16 bytes an access; a warp, a block or a cluster a row, as it asks for",
+    traffic=_TUNED,
+    tuning=RowParameters(vectors=1).tuning,
+)
 def tuned(ctx: Context) -> Launch:
     """Step 4 of rms_norm.cu. `two_pass` runs where rows are too long for it or packs aren't aligned."""
     return norm.planned(ctx, _arguments, vectors=1)

@@ -8,6 +8,7 @@ from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
 from harness.collection.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
+from harness.collection.ops.rows._norm_grad_tuning import NormGradParameters
 from harness.ops import Compile, Context, Launch, Op, compiled_variants
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def fused(ctx: Context) -> Launch:
     "tiles of rows in shared memory, ahead of the work; teams that fit the row",
     traffic=grad.tuned_traffic(sums=1),
     unsupported=grad.too_long,
+    tuning=NormGradParameters(sums=1).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """Steps 3 and 4 of layer_norm_grad.cu."""

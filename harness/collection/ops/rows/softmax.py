@@ -17,6 +17,7 @@ from harness.collection.ops.elementwise import (
     power_of_2_from,
     widened,
 )
+from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
@@ -259,12 +260,13 @@ def _in_registers(ctx: Context, entry: str, blocks_a_row: int) -> Launch:
     "a row in the registers of a warp, a block or a cluster, as its length asks",
     rows=("O8", "S13"),
     traffic=_tuned,
+    tuning=RowParameters().tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """Step 6 of softmax.cu. `online` runs where rows are too long for it or packs aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx)
-    return planned(ctx, online(ctx), lambda t: (t.x, t.y))
+    return planned(ctx, plan_of(ctx), online(ctx), lambda t: (t.x, t.y))
 
 
 def _of_one(ctx: Context) -> Launch:

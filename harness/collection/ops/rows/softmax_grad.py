@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
 from harness.ops import (
@@ -183,12 +184,13 @@ def registers(ctx: Context) -> Launch:
     "both rows in the registers of a warp, a block or a cluster, as their length asks",
     rows=("O8",),
     traffic=_tuned,
+    tuning=RowParameters(matrices=_KEPT).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """Step 3 of softmax_grad.cu. `two_pass` runs where rows are too long for it or packs aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx)
-    return planned(ctx, two_pass(ctx), lambda t: (t.dy, t.y, t.dx), _KEPT)
+    return planned(ctx, plan_of(ctx), two_pass(ctx), lambda t: (t.dy, t.y, t.dx), kept=_KEPT)
 
 
 def _of_one(ctx: Context) -> Launch:

@@ -321,11 +321,26 @@ def test_weights_are_reordered_by_cublaslt_itself(lt, order):
     assert (said["factors"], said["a"], said["c"]) == ((1.0, 0.0), weight.data_ptr(), wanted.data_ptr())
 
 
+@pytest.mark.parametrize("rows", [1, 16, 17])
+@pytest.mark.parametrize("scales", ["tensor", "channel"])
+def test_torch_gets_seventeen_rows_or_more(rows, scales, trial, monkeypatch):
+    import torch
+
+    real, asked = torch._int_mm, []
+
+    def product(x, weight):
+        asked.append(x.shape[0])
+        return real(x, weight)
+
+    monkeypatch.setattr(torch, "_int_mm", product)
+    this = trial("int8_linear", "eager", "float16", M=rows, K=64, N=24, scales=scales)
+    assert this.complaint_after_call() is None
+    assert asked[-1] == 17
+
+
 def test_torch_needs_sizes_of_its_own_on_a_gpu():
     refused = OP.variants["eager"].unsupported
-    assert (
-        refused(case_of("eager", (16, 8, 8)))
-        == "torch._int_mm needs 17 rows or more, and K and N that are multiples of 8"
-    )
-    assert refused(case_of("eager", (17, 8, 8))) is None
+    assert refused(case_of("eager", (17, 8, 9))) == "torch._int_mm needs K and N that are multiples of 8"
+    assert refused(case_of("eager", (17, 9, 8))) == "torch._int_mm needs K and N that are multiples of 8"
+    assert refused(case_of("eager", (1, 8, 8))) is None
     assert refused(case_of("eager", (1, 3, 5), device="cpu")) is None

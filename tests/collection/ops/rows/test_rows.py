@@ -169,7 +169,8 @@ def called(monkeypatch):
             return lambda *_, **__: ran.append(where[:2])
 
         ctx = SimpleNamespace(case=case, s=sizes, kernel=kernel)
-        launch = planned(ctx, lambda _: ran.append("fallback"), lambda t: (t.x,))
+        plan = RowPlan.of(1, columns, 4, H200)
+        launch = planned(ctx, plan, lambda _: ran.append("fallback"), lambda t: (t.x,))
         launch(SimpleNamespace(x=torch.empty(16)[offset:]))
         return ran
 

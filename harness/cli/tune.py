@@ -1,0 +1,242 @@
+"""`harness tune`: search the fastest plans of a kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli import completion, values
+from harness.cli.group import alone
+from harness.cli.options import Device, MaxTime, Ops, Precision
+from harness.errors import Exit, UsageError, nearest
+
+if TYPE_CHECKING:
+    from harness.model import Case
+    from harness.ops import Op
+    from harness.scenario import Setting
+    from harness.tune import Listed, ToTune, Tuned
+
+app = alone()
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness tune layer_norm --dry-run\n"
+    "  harness tune layer_norm --sizes M=4096,N=768 --dtype bfloat16\n"
+    "  harness tune softmax --scenario models --budget 30m\n"
+    "  harness tune mine --ops mine.py --device cpu\n"
+    "  harness tune layer_norm --arch sm_100 --dry-run    for a GPU that isn't here\n"
+    "\n\b\nA plan is a value of each parameter of the kernel, such as threads.\n"
+    "The table says which plan is taken at which size; the next call uses it.\n"
+    "The same command goes on with a search that was interrupted."
+)
+_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = re.compile(r"\w+=[0-9]{1,19}(,\w+=[0-9]{1,19})*")
+_SHOWN = 12  # plans of a case that --dry-run lists
+
+
+def _budget(text: str) -> float:
+    found = _BUDGET.fullmatch(text)
+    if not found or not float(found[1]) > 0:
+        raise typer.BadParameter(f"'{text}' isn't a time; write 90s, 10m or 1.5h.")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+@app.command("tune", epilog=EXAMPLES)
+def command(
+    op: Annotated[
+        str, typer.Argument(metavar="OP", help="The op whose plans are searched.", autocompletion=completion.ops)
+    ],
+    variant: Annotated[str, typer.Option(metavar="NAME", help="The variant with the plans.")] = "tuned",
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tune for the sizes of these scenarios. Default: the op's own."),
+    ] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option(metavar="SIZES", help="Tune for these sizes instead, e.g. M=4096,N=768.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(parser=_budget, metavar="TIME", help="Stop after 90s, 10m or 1h; the same command goes on."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the plans and what the compiler says of them; time nothing.")
+    ] = False,
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="SM", help="With --dry-run: for this architecture, e.g. sm_90, not for this GPU."),
+    ] = None,
+    device: Device = None,
+    precision: Precision = None,
+    max_time: MaxTime = None,
+    ops: Ops = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table there. Default: the user's cache folder.")
+    ] = None,
+) -> None:
+    """Search the fastest plans of a kernel at some sizes, and keep them in a table.
+
+    Plans that spill or don't fit are dropped by what the compiler says. The others are checked as every case is, and
+    timed in rounds, each with fewer plans and more time for each.
+    """
+    from harness import cuda
+    from harness import tune as search
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+    from harness.cuda.assumed import known
+
+    if arch and not dry_run:
+        raise UsageError("--arch is for --dry-run: only this GPU can be timed", "add --dry-run, or leave --arch out")
+    if output and output.suffix != ".json":
+        raise UsageError(f"--output {output}: a table is a .json file", "such as plans/nvidia_h200.json")
+    timing = _timing(precision, max_time)
+    wanted = _asked(
+        op, variant, "cuda" if arch else _device(device), tuple(ops or ()), scenario, sizes, values.names(dtype)
+    )
+    wanted = replace(wanted, timing=timing, seconds=budget or float("inf"), output=output)
+    with follow(open_console(err=True)) as observer, cuda.assuming(known(arch)) if arch else nullcontext():
+        found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
+    if isinstance(found, tuple):
+        typer.echo("\n".join(line for each in found for line in _lines(each)))
+        return
+    _tell(found)
+    if not found.complete:
+        typer.echo("the time is over before the last round; the same command goes on", err=True)
+        raise typer.Exit(Exit.UNDECIDED)
+
+
+def _device(device: str | None) -> str:
+    from harness import devices
+
+    return devices.choose(device)
+
+
+def _timing(precision: float | None, max_time: float | None) -> Any:
+    from harness.model import Timing
+
+    usual = Timing()
+    return Timing(precision or usual.precision, max_time or usual.max_time)
+
+
+def _asked(
+    name: str,
+    variant: str,
+    device: str,
+    plugins: tuple[Path, ...],
+    scenarios: Sequence[str] | None,
+    sizes: Sequence[str] | None,
+    dtypes: Sequence[str],
+) -> ToTune:
+    from harness.ops import Catalogue
+    from harness.tune import ToTune
+
+    catalogue = Catalogue(plugins)
+    if name not in catalogue:
+        raise UsageError(f"no op is named '{name}'", nearest(name, catalogue))
+    found = catalogue[name]
+    if variant not in found.variants:
+        with_plans = [each for each, one in found.variants.items() if one.tuning]
+        raise UsageError(f"op '{name}' has no variant '{variant}'", nearest(variant, with_plans))
+    if not found.variants[variant].runs_on(device):
+        kinds = ", ".join(found.variants[variant].devices)
+        raise UsageError(f"{name}/{variant} doesn't run on '{device}'", f"it runs on: {kinds}; --arch needs no GPU")
+    for dtype in dtypes:
+        if dtype not in found.dtypes:
+            raise UsageError(f"--dtype: op '{name}' has no dtype '{dtype}'", nearest(dtype, found.dtypes))
+    if sizes:
+        given = [(dtype, _sized(found, text)) for text in sizes for dtype in dtypes or found.dtypes]
+    else:
+        given = [pair for pair in _of_scenarios(found, catalogue, scenarios) if not dtypes or pair[0] in dtypes]
+    cases = dict.fromkeys(_case(found, variant, dtype, setting, device) for dtype, setting in given)
+    return ToTune(name, variant, tuple(cases), device, plugins)
+
+
+def _of_scenarios(op: Op, catalogue: Any, names: Sequence[str] | None) -> list[tuple[str, Setting]]:
+    from harness import scenario
+
+    if not names and op.name not in completion.bundled_scenarios():
+        example = ",".join(f"{symbol}=1024" for symbol in op.symbols)
+        raise UsageError(
+            f"no bundled scenario is named '{op.name}'", f"name sizes, --sizes {example}, or --scenario FILE"
+        )
+    definitions = scenario.load(scenario.find(names or [op.name]), catalogue)
+    found = [
+        (dtype, setting)
+        for one in definitions
+        if one.op == op.name
+        for dtype in one.dtypes
+        for setting in one.settings
+        if setting.world == 1
+    ]
+    if not found:
+        raise UsageError(f"these scenarios have no sizes for op '{op.name}'", "name others, or --sizes")
+    return found
+
+
+def _sized(op: Op, text: str) -> Setting:
+    from harness.scenario import Setting
+
+    if not _SIZES.fullmatch(text):
+        raise UsageError(f"--sizes {text}: aren't sizes", "write them as in --sizes M=1024,N=4096")
+    given = {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    if {*given} != {*op.symbols} or not all(given.values()):
+        raise UsageError(
+            f"--sizes {text}: op '{op.name}' has the sizes {', '.join(op.symbols)}", "give each, from 1 on"
+        )
+    return Setting(
+        tuple((symbol, given[symbol]) for symbol in op.symbols),
+        tuple((name, choice.usual) for name, choice in op.choices.items()),
+    )
+
+
+def _case(op: Op, variant: str, dtype: str, setting: Setting, device: str) -> Case:
+    from harness.model import Case
+
+    usual = tuple(name for name, value in setting.choices if value == op.choices[name].usual)
+    return Case(op.name, variant, dtype, setting.shape, setting.choices, device=device, usual=usual)
+
+
+def _lines(each: Listed) -> list[str]:
+    """The plans of a case, the rule's first, and how many are left out for which reason."""
+    from harness.cli.columns import aligned
+    from harness.units import plural
+
+    good = [one for one in each.candidates if not one.dropped]
+    if not each.candidates:
+        return [f"{each.case.id}: no plan"]
+    rows = [("plan", "registers", "shared", "")]
+    rows += [
+        (one.text, str(one.registers or ""), str(one.shared or ""), "by the rule" if one.rule else "")
+        for one in good[:_SHOWN]
+    ]
+    more = [f"  and {len(good) - _SHOWN} more"] if len(good) > _SHOWN else []
+    out = [one for one in each.candidates if one.dropped]
+    head = f"{each.case.id}: {plural(len(good), 'plan')} to time, {len(out)} left out"
+    left_out = [f"  left out: {one.text}: {one.dropped}{' (the rule)' if one.rule else ''}" for one in out[:_SHOWN]]
+    return [head, *aligned(rows), *more, *left_out]
+
+
+def _tell(result: Tuned) -> None:
+    """The plan to take at each case, what it gains, and which plans were wrong."""
+    from harness import units
+
+    for case, found in result.found.items():
+        for text, why in found.failed:
+            typer.echo(f"{case.id}: {text}: {why}", err=True)
+        if not found.timed:
+            typer.echo(f"{case.id}: no plan was timed")
+            continue
+        best = found.timed[0]
+        rule = next((timed for timed in found.timed if timed.rule), None)
+        gain = f", {units.RATIO.write(rule.time / best.time)} over the rule's" if rule and rule is not best else ""
+        plan = ".".join(f"{name}{value}" for name, value in best.plan.items())
+        kept = "the rule's plan stays" if best.rule else plan
+        typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
+    if result.complete:
+        typer.echo(f"table: {result.file}" if result.file else "the table couldn't be kept: see HARNESS_CACHE")

@@ -1,0 +1,110 @@
+"""The plans of layer_norm_grad and rms_norm_grad as parameters that a search may vary. Twin of _norm_grad_plan.py.
+
+way: tiles, spread, or auto: tiles where they pay by the rule. cluster: blocks that share a row. at_once: rows that are
+reduced together. stages: tiles that a block has room for. alone: 1 if a single team takes all rows, which needs no
+second kernel that adds the sums of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
+from harness.collection.ops.elementwise import CUDA_TYPE
+from harness.collection.ops.rows._norm_grad_plan import FLOAT, NormGradPlan, Row
+from harness.model import Case, Value
+from harness.ops import ITEMSIZE, Built, Plan, Tuning
+
+_SPREAD: dict[str, Value] = {"way": "spread", "cluster": 1, "at_once": 1, "stages": 1, "alone": 0}
+_MOST_STAGES = 3
+_FEW_ROWS = 256  # up to which a single team may take all of them
+
+
+@dataclass(frozen=True, slots=True)
+class NormGradParameters:
+    """The plans of an op whose rows and columns have so many sums."""
+
+    sums: int
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the op's variant declares."""
+        return Tuning(self.parameters, self.rule, self.refuse, self.kernels, alike=lambda case: _row(case, 1).singles)
+
+    def parameters(self, case: Case) -> dict[str, Sequence[Value]]:
+        """Values of each parameter that rows of this length may have."""
+        row = _row(case, self.sums)
+        clusters = [size for size in (1, 2, 4, MOST_BLOCKS) if row.chunks >= size * WARP] or [1]
+        return {
+            "way": ("auto", "tiles", "spread"),
+            "cluster": clusters if Chip.current().clusters else (1,),
+            "at_once": (1, 2),
+            "stages": range(1, _MOST_STAGES + 1),
+            "alone": (0, 1) if case.symbols["M"] <= _FEW_ROWS else (0,),
+        }
+
+    def rule(self, case: Case) -> Plan:
+        """The plan where no table has one."""
+        plan = _ruled(case, self.sums)
+        if plan is None:
+            return _SPREAD
+        cluster, at_once = plan.team.cluster, plan.team.at_once
+        found: dict[str, Value] = {"cluster": cluster, "at_once": at_once, "stages": plan.stages, "alone": 0}
+        if plan != tiles_plan(case, self.sums, {"way": "auto", **found}):
+            found["alone"] = 1  # the only other way to differ from all teams
+        return {"way": "auto", **found}
+
+    def refuse(self, case: Case, plan: Plan) -> str | None:
+        """Why a plan can't be taken."""
+        if plan["way"] == "spread":
+            return None if plan == _SPREAD else "spread rows have no other parameter"
+        if plan["way"] == "auto":
+            return None if plan == self.rule(case) else "auto has the rule's parameters"
+        return None if tiles_plan(case, self.sums, plan) else "there is no room for these tiles"
+
+    def kernels(self, case: Case, plan: Plan) -> Iterator[Built]:
+        """The kernels of a plan."""
+        file, scalar = f"{case.op}.cu", {"SCALAR": CUDA_TYPE[case.dtype]}
+        made = None if plan["way"] == "spread" else tiles_plan(case, self.sums, plan)
+        if made is None:
+            single: dict[str, str | int] = {**scalar, "SINGLES": int(_row(case, self.sums).singles)}
+            for name in ("rows", "spread"):
+                yield Built(file, f"{case.op}_{name}", single)
+            return
+        team = made.team
+        yield Built(file, f"{case.op}_tuned", {**scalar, **made.macros}, team.threads, made.shared, team.cluster)
+
+
+def tiles_plan(case: Case, sums: int, plan: Plan) -> NormGradPlan | None:
+    """The plan on tiles that parameters stand for; None where there is no room for it."""
+    rows, chip = case.symbols["M"], Chip.current()
+    row = _row(case, sums)
+    cluster, at_once, stages = (int(plan[name]) for name in ("cluster", "at_once", "stages"))
+    if not rows or not row.columns:
+        return None
+    if row.fits_a_warp:
+        team, tile_rows = row.team_of_warp(rows, chip)
+        found = (
+            None if (cluster, at_once) != (1, team.at_once) else NormGradPlan.on_tiles(rows, row, team, tile_rows, chip)
+        )
+    else:
+        wide = row.team_of_blocks(cluster)
+        if wide is None or (row.singles and at_once > 1):
+            return None
+        found = NormGradPlan.on_tiles(rows, row, replace(wide, at_once=at_once), at_once, chip)
+    if found is None or stages > found.stages:
+        return None
+    if stages < found.stages:
+        stage = 2 * found.tile_bytes + sums * found.row_bytes
+        sums_of_lanes = found.team.threads // WARP * row.columns * FLOAT if found.team.lanes else 0
+        found = replace(found, stages=stages, shared=max(stages * stage, sums_of_lanes))
+    return replace(found, teams=1) if plan["alone"] else found
+
+
+def _ruled(case: Case, sums: int) -> NormGradPlan | None:
+    return NormGradPlan.of(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], sums, Chip.current())
+
+
+def _row(case: Case, sums: int) -> Row:
+    return Row(case.symbols["N"], ITEMSIZE[case.dtype], sums)

@@ -1,0 +1,82 @@
+"""QuACK, by Dao AI Lab: kernels in the CuTe DSL for Hopper and later. Its functions as in version 0.6.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+from harness.collection.ops.rows._norm import EPS, X
+from harness.collection.peers._library import PeerLibrary
+from harness.ops import Context, Launch, Tensor, Tensors
+
+LIBRARY = PeerLibrary("QuACK", "quack", "quack-kernels>=0.6")
+_HOPPER = LIBRARY.obstacle(clusters=True)
+_SAID = "QuACK: rows by a warp, a block or a cluster, in the CuTe DSL"
+
+
+@softmax.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def softmax_quack(_: Context) -> Launch:
+    """Its forward."""
+    from quack.softmax import softmax_fwd
+
+    return lambda t: (softmax_fwd(t.x),)
+
+
+@softmax_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def softmax_grad_quack(_: Context) -> Launch:
+    """Its backward."""
+    from quack.softmax import softmax_bwd
+
+    return lambda t: (softmax_bwd(t.dy, t.y),)
+
+
+@rms_norm.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def rms_norm_quack(_: Context) -> Launch:
+    """Its forward, which stores rstd for the backward."""
+    from quack.rmsnorm import rmsnorm_fwd
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        y, _, rstd = rmsnorm_fwd(t.x, t.gamma, eps=EPS, store_rstd=True)
+        return y, rstd
+
+    return launch
+
+
+@rms_norm_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def rms_norm_grad_quack(_: Context) -> Launch:
+    """Its backward; the sums of columns are added by torch."""
+    from quack.rmsnorm import rmsnorm_bwd
+
+    return lambda t: rmsnorm_bwd(t.x, t.gamma, t.dy, t.rstd)[:2]
+
+
+def _in_floats(_: Context, t: Tensors) -> dict[str, Any]:
+    return {"x": t.x, "gamma": t.gamma.float(), "beta": t.beta.float()}
+
+
+@layer_norm.OP.variant(
+    "quack",
+    f"{_SAID}; it takes gamma and beta in float32, widened ahead",
+    role="peer",
+    returns=True,
+    inputs=(X, Tensor("gamma", ("N",), "float32"), Tensor("beta", ("N",), "float32")),
+    encode=_in_floats,
+    unsupported=_HOPPER,
+)
+def layer_norm_quack(_: Context) -> Launch:
+    """Its forward, with both statistics."""
+    from quack.rmsnorm import layernorm_fwd
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        y, rstd, mean = layernorm_fwd(t.x, t.gamma, t.beta, EPS, return_rstd=True, return_mean=True)
+        return y, mean, rstd
+
+    return launch
+
+
+@layer_norm_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def layer_norm_grad_quack(_: Context) -> Launch:
+    """Its backward; the sums of columns are added by torch."""
+    from quack.rmsnorm import layernorm_bwd
+
+    return lambda t: layernorm_bwd(t.x, t.gamma, t.dy, t.rstd, t.mean)

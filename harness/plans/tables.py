@@ -1,0 +1,106 @@
+"""Where tables lie, and how they are read and written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from harness import kept, paths
+from harness.errors import UsageError, brief
+from harness.plans.records import SCHEMA, Entry, PlanTable
+
+FOLDER = "plans"
+
+
+def device_name(kind: str) -> str:
+    """The name of the device that tables are for. A processor has the host's name: elsewhere its tables don't count."""
+    if kind == "cuda":
+        from harness import cuda
+
+        return str(cuda.device().name)
+    import platform
+
+    return f"{kind} {platform.node()}"
+
+
+def file_name(device: str) -> str:
+    """The file of a device's table: 'nvidia_h200.json'."""
+    return f"{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"
+
+
+@cache
+def entries(kind: str) -> tuple[tuple[Entry, ...], ...]:
+    """The entries of the user's own table for a kind of device, then of the package's. Read once in a process."""
+    if not any(any(folder.glob("*.json")) for folder in (paths.cache() / FOLDER, paths.data(FOLDER))):
+        return ()  # the device needn't be asked for its name
+    device = device_name(kind)
+    name = file_name(device)
+    own, bundled = kept.read(f"{FOLDER}/{name}"), paths.data(FOLDER) / name
+    texts = [own] if own else []
+    if bundled.is_file():
+        texts.append(bundled.read_bytes())
+    return tuple(found.entries for text in texts if (found := _parsed(text)) and found.device == device)
+
+
+def forget() -> None:
+    """Read tables anew when they are asked for."""
+    entries.cache_clear()
+
+
+def _parsed(text: bytes) -> PlanTable | None:
+    """The table in a file; None for one that another version wrote, or that is damaged: there are rules without it."""
+    from harness import store
+
+    try:
+        found = store.parse(PlanTable, text)
+    except ValueError:
+        return None
+    return found if found.schema == SCHEMA else None
+
+
+def read(file: Path, device: str) -> PlanTable:
+    """The table in a file that is to be written; an empty one if there is no file.
+
+    Raises UsageError for a file that isn't a table, or that is another device's.
+    """
+    from harness import store
+
+    if not file.is_file():
+        return PlanTable(device)
+    try:
+        found = store.parse(PlanTable, file.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{file}: isn't a table of plans: {brief(str(error))}", "name another file") from None
+    if found.schema != SCHEMA:
+        raise UsageError(f"{file}: another version of the harness wrote it", "remove it, or name another file")
+    if found.device != device:
+        raise UsageError(f"{file}: is the table of {found.device}, this is {device}", "name another file")
+    return found
+
+
+def merged(table: PlanTable, new: Iterable[Entry]) -> PlanTable:
+    """The table with new entries, which take the places of entries of the same variant and size."""
+    found = {entry.key: entry for entry in (*table.entries, *new)}
+    order = sorted(
+        found.values(), key=lambda e: (e.op, e.variant, e.dtype, *map(str, e.choices.values()), *e.shape.values())
+    )
+    return PlanTable(table.device, tuple(order))
+
+
+def write(table: PlanTable, file: Path | None = None) -> Path | None:
+    """Write a table into a file, or into the user's cache folder. Gives its path; None where it couldn't be kept."""
+    from harness import store
+
+    text = store.dump(table, indent=1) + "\n"
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    else:
+        name = f"{FOLDER}/{file_name(table.device)}"
+        kept.write(name, text.encode())
+        place = kept.place(name)
+        file = place if place and place.is_file() else None
+    forget()
+    return file

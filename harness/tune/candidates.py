@@ -1,0 +1,125 @@
+"""Which plans of a variant are worth timing at a size: the legal ones that the compiler doesn't rule out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+from harness import cuda
+from harness.errors import CompileError, UsageError, brief
+from harness.model import Case, Value
+from harness.ops import Built, Op, Tuning
+
+_REGISTERS = 65_536  # of a multiprocessor, which a block may have at most, on every architecture from sm_80 to sm_120
+_ALLOCATED = 256  # registers that a warp gets at a time
+_WARP = 32
+_MOST_PLANS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan. rule: whether the op takes it without a table. dropped: why it isn't timed; '' if it is.
+
+    registers, local, shared: the most of its kernels, as the compiler tells; 0 where the plan compiles none. shared: of
+    a block, in bytes, static and dynamic.
+    """
+
+    plan: dict[str, Value]
+    rule: bool = False
+    dropped: str = ""
+    registers: int = 0
+    local: int = 0
+    shared: int = 0
+
+    @property
+    def text(self) -> str:
+        """The plan as it stands in the name of a variant: 'threads256.packs2'."""
+        return ".".join(f"{name}{value}" for name, value in self.plan.items())
+
+
+def candidates(
+    op: Op, variant: str, case: Case, step: Callable[[int, int], None] = lambda _done, _total: None
+) -> list[Candidate]:
+    """All legal plans at a case, the rule's first, those that the compiler rules out with the reason.
+
+    step(done, total) is called after each compilation. Raises UsageError if the variant has no tuning, or no plan for
+    the case.
+    """
+    tuning = op.variants[variant].tuning
+    if tuning is None:
+        known = [name for name, each in op.variants.items() if each.tuning]
+        raise UsageError(
+            f"variant '{variant}' of op '{op.name}' has no plans to search",
+            f"with plans: {', '.join(known) or 'none'}; tuning=Tuning(...) declares them, see harness.ops",
+        )
+    rule = tuning.rule(case)
+    if rule is None:
+        return []
+    legal = [Candidate(dict(rule), rule=True)]
+    legal += [Candidate(plan) for plan in legal_plans(tuning, case) if plan != dict(rule)]
+    if tuning.kernels is None or case.device != "cuda":
+        return legal
+    found: list[Candidate] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, each in enumerate(pool.map(partial(_compiled, op, variant, tuning, case), legal), 1):
+            found.append(each)
+            step(done, len(legal))
+    return found
+
+
+def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
+    """The legal plans, in the order of the parameters' values."""
+    parameters = tuning.parameters(case)
+    count = 1
+    for values in parameters.values():
+        count *= len(values)
+    if count > _MOST_PLANS:
+        raise UsageError(
+            f"{case.op}/{case.variant} has {count:,} combinations of parameters, more than {_MOST_PLANS:,}",
+            "give Tuning.parameters fewer values at a case",
+        )
+    for values in product(*parameters.values()):
+        plan = dict(zip(parameters, values, strict=True))
+        if tuning.refuse is None or tuning.refuse(case, plan) is None:
+            yield plan
+
+
+def _compiled(op: Op, variant: str, tuning: Tuning, case: Case, candidate: Candidate) -> Candidate:
+    """The candidate with what the compiler says of its kernels."""
+    assert tuning.kernels is not None
+    for built in tuning.kernels(case, candidate.plan):
+        file = op.find(built.file, op.variants[variant].file)
+        try:
+            facts = cuda.kernel_facts(file, built.entry, built.macros, cuda.architecture())
+        except CompileError as error:
+            return replace(candidate, dropped=f"doesn't compile: {brief(str(error.message))}")
+        candidate = replace(
+            candidate,
+            registers=max(candidate.registers, facts.registers),
+            local=max(candidate.local, facts.local),
+            shared=max(candidate.shared, facts.shared + built.shared),
+            dropped=candidate.dropped or _problem(built, facts.registers, facts.local, facts.shared + built.shared),
+        )
+    return candidate
+
+
+def _problem(built: Built, registers: int, local: int, shared: int) -> str:
+    """Why a kernel can't be launched so, or isn't worth it; '' if it may be."""
+    warps = -(-built.threads // _WARP)
+    needed = warps * (-(-registers * _WARP // _ALLOCATED) * _ALLOCATED)
+    if needed > _REGISTERS:
+        return f"{built.threads} threads with {registers} registers each are more than a multiprocessor has"
+    if shared > cuda.shared_memory():
+        return f"{shared:,} bytes of shared memory, a block may have {cuda.shared_memory():,}"
+    if built.cluster > 1 and not cuda.has_clusters():
+        return "clusters of blocks came with compute capability 9.0"
+    return f"spills: {local} bytes of local memory a thread" if local else ""
+
+
+def kept(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates to time."""
+    return [each for each in found if not each.dropped]

@@ -1,0 +1,117 @@
+"""`harness tune` as a command: a search on the CPU from the first plan to the case that takes the table's plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.cli import app
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+Harness = Callable[..., subprocess.CompletedProcess[str]]
+OPS = [f"--ops={PLUGINS / 'tunable.py'}", f"--ops={PLUGINS / 'small.py'}"]
+SEARCH = ["tune", "chunked", *OPS, "--device=cpu", "--sizes=M=64,N=16", "--max-time=0.05", "--precision=0.5"]
+SCENARIO = """
+title: near the size that was searched
+op: chunked
+shapes: [{M: 96, N: 16}]
+dtypes: [float32]
+variants: [tuned]
+baseline: tuned
+timing: {max_time: 0.02, precision: 0.5}
+"""
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
+    harness: Harness, folder: Path, tmp_path: Path
+) -> None:
+    own = {"HARNESS_CACHE": str(tmp_path / "cache")}
+    stopped = harness(*SEARCH, "--budget=0.001s", **own)
+    assert stopped.returncode == 3, stopped.stderr
+    assert "the same command goes on" in stopped.stderr
+    ended = harness(*SEARCH, **own)
+    assert ended.returncode == 0, ended.stderr
+    assert "rows1.waywrong: wrong: y:" in ended.stderr
+    file = next((tmp_path / "cache" / "plans").iterdir())
+    assert f"table: {file}" in ended.stdout
+    [entry] = json.loads(file.read_text())["entries"]
+    assert entry["shape"] == {"M": 64, "N": 16}
+    assert {plan["plan"]["way"] for plan in entry["timed"]} == {"neg"}
+    assert sum(plan["rule"] for plan in entry["timed"]) == 1
+    assert all(plan["low"] <= plan["time"] <= plan["high"] for plan in entry["timed"])
+    assert (entry["tried"], entry["dropped"]) == (6, 3)
+    assert entry["source"]
+    assert not list((tmp_path / "cache" / "tune").iterdir())
+    # Whichever plan was the fastest here: a table with one that surely is.
+    entry["timed"] = [
+        {"plan": {"rows": rows, "way": "neg"}, "time": time, "low": time, "high": time, "rule": rows == 1}
+        for rows, time in ((8, 1.0), (1, 2.0))
+    ]
+    file.write_text(json.dumps({"schema": 1, "device": json.loads(file.read_text())["device"], "entries": [entry]}))
+    (folder / "near.yaml").write_text(SCENARIO)
+    ran = harness("run", "near.yaml", *OPS, "--device=cpu", f"--output={tmp_path / 'run'}", **own)
+    assert ran.returncode == 0, ran.stderr
+    [result] = [
+        json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines() if "case" in line
+    ]
+    facts = {name: value for name, value in result["facts"] if name.startswith("neighbour")}
+    assert facts == {"neighbour": pytest.approx(0.585, abs=1e-3), "neighbour_M": 64.0, "neighbour_N": 16.0}
+
+
+def test_a_dry_run_lists_plans_and_times_nothing() -> None:
+    result = invoke(*SEARCH, "--dry-run")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 0 left out"
+    assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
+
+
+@pytest.mark.gpu
+def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harness: Harness, tmp_path: Path) -> None:
+    own = {"HARNESS_CACHE": str(tmp_path / "cache")}
+    sizes = ["--sizes=M=4096,N=768", "--dtype=float16", "--max-time=0.05"]
+    found = harness("tune", "rms_norm", *sizes, **own)
+    assert found.returncode == 0, found.stderr
+    [entry] = json.loads(next((tmp_path / "cache" / "plans").iterdir()).read_text())["entries"]
+    assert entry["tried"] > 4
+    assert entry["driver"]
+    assert len(entry["timed"]) >= 4
+    assert sum(plan["rule"] for plan in entry["timed"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["chunkd", *OPS], "no op is named 'chunkd'"),
+        (["chunked", *OPS, "--variant=eagle"], "op 'chunked' has no variant 'eagle'"),
+        (["chunked", *OPS, "--variant=eager", "--sizes=M=1,N=1"], "variant 'eager' of op 'chunked' has no plans"),
+        (["chunked", *OPS, "--dtype=float8"], "op 'chunked' has no dtype 'float8'"),
+        (["chunked", *OPS], "no bundled scenario is named 'chunked'"),
+        (["chunked", *OPS, "--sizes=M=1"], "op 'chunked' has the sizes M, N"),
+        (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
+        (["chunked", *OPS, "--sizes=M=0,N=1"], "give each, from 1 on"),
+        (["softmax"], "softmax/tuned doesn't run on 'cpu' it runs on: cuda; --arch needs no GPU"),
+        (
+            ["softmax", "--scenario=rms_norm", "--arch=sm_90", "--dry-run"],
+            "these scenarios have no sizes for op 'softmax'",
+        ),
+        (["softmax", "--arch=sm_90"], "--arch is for --dry-run"),
+        (["softmax", "--arch=sm_70", "--dry-run"], "nothing is known of the architecture 'sm_70'"),
+        (["softmax", "--output=table.csv"], "a table is a .json file"),
+        (["softmax", "--budget=soon"], "isn't a time; write 90s, 10m or 1.5h"),
+    ],
+    ids=lambda value: " ".join(value[:1] + value[3:]) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_searched_is_refused(arguments: list[str], words: str) -> None:
+    result = invoke("tune", "--device=cpu", *arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())

@@ -1,0 +1,80 @@
+"""Plans of the norms' gradients as parameters: as they were without a table; every plan that may be tried has room."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
+from harness.collection.ops.rows._norm_grad_tuning import tiles_plan
+from harness.cuda import assuming
+from harness.cuda.assumed import KNOWN
+from harness.model import Case
+from harness.ops import Catalogue
+from harness.tune.candidates import legal_plans
+
+OPS = {"layer_norm_grad": 2, "rms_norm_grad": 1}
+"""Sums of a row and of a column."""
+ROWS = (1, 2, 4, 5, 8, 16, 64, 132, 1000, 2**17)
+COLUMNS = (
+    *range(1, 300, 7),
+    *(2**k + d for k in range(9, 19) for d in (-1, 0, 1, 8)),
+    *(320, 768, 1000, 5120, 7168, 11008, 14336, 28672, 30_522, 50_257, 128_256),
+)
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+def case_of(op: str, rows: int, columns: int, dtype: str) -> Case:
+    return Case(op, "tuned", dtype, (("M", rows), ("N", columns)))
+
+
+@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("op", OPS)
+def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
+    tuning, sums = Catalogue()[op].variants["tuned"].tuning, OPS[op]
+    with assuming(KNOWN[arch]):
+        for rows, columns, dtype in itertools.product(ROWS, COLUMNS, ITEMSIZE):
+            case = case_of(op, rows, columns, dtype)
+            want = NormGradPlan.of(rows, columns, ITEMSIZE[dtype], sums, Chip.current())
+            plan = tuning.rule(case)
+            assert (plan["way"] == "spread") == (want is None), case.id
+            assert want is None or tiles_plan(case, sums, plan) == want, (case.id, plan)
+            assert tuning.obstacle(case, plan) is None, (case.id, plan)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op: str, arch: str) -> None:
+    tuning, sums, gpu = Catalogue()[op].variants["tuned"].tuning, OPS[op], KNOWN[arch]
+    ways = set()
+    with assuming(gpu):
+        for rows, columns, dtype in itertools.product((1, 64, 4096), (8, 49, 320, 768, 4097, 8192, 30_522), ITEMSIZE):
+            case = case_of(op, rows, columns, dtype)
+            for plan in legal_plans(tuning, case):
+                ways.add(plan["way"])
+                for built in tuning.kernels(case, plan) if tuning.kernels else ():
+                    assert built.shared <= gpu.shared, (case.id, plan)
+                    assert built.cluster <= (8 if gpu.clusters else 1), (case.id, plan)
+                if plan["way"] == "spread":
+                    continue
+                made = tiles_plan(case, sums, plan)
+                team, chunk = made.team, 1 if made.singles else 16 // ITEMSIZE[dtype]
+                assert team.threads in range(WARP, 1025, WARP), (case.id, plan)
+                assert made.piece * team.cluster >= columns, (case.id, plan)
+                assert made.piece <= team.kept * (team.lanes or team.threads) * chunk, (case.id, plan)
+                last = columns - (team.cluster - 1) * made.piece
+                assert (team.kept - 1) * (team.lanes or team.threads) * chunk < last <= made.piece, (case.id, plan)
+                assert made.teams >= 1
+    assert ways == {"auto", "tiles", "spread"}
+
+
+def test_few_rows_may_be_taken_by_one_team_in_one_kernel() -> None:
+    tuning = Catalogue()["rms_norm_grad"].variants["tuned"].tuning
+    with assuming(KNOWN["sm_90"]):
+        few, many = (case_of("rms_norm_grad", rows, 4096, "bfloat16") for rows in (64, 4096))
+        assert any(plan["alone"] for plan in legal_plans(tuning, few))
+        assert not any(plan["alone"] for plan in legal_plans(tuning, many))
+        [alone] = {tiles_plan(few, 1, plan).teams for plan in legal_plans(tuning, few) if plan["alone"]}
+        assert alone == 1

@@ -1,0 +1,65 @@
+"""The next process loads torch while this one measures, where cores and devices allow it; nothing is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import devices
+from harness.devices.cpu import Cpu
+from harness.model import Job, Limits, Measurement, Run
+
+MakeJob = Callable[..., Job]
+RunJobs = Callable[..., Run]
+
+
+class Remembering:
+    """Measures nothing, and remembers what it was asked in which order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def remembered(*_: object, **__: object) -> Limits:
+            self.asked.append(name)
+            return Limits()
+
+        return remembered
+
+    def measure(self, job: Job, process: int = 0) -> Measurement:
+        self.asked.append(f"measure {process}")
+        return Measurement(job.case, "unsupported", error="nobody measures it", process=process)
+
+    def __enter__(self) -> Remembering:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("on_host", "cores", "world", "ahead"),
+    [(False, 16, 1, True), (True, 16, 1, False), (False, 2, 1, False), (False, 16, 2, False)],
+)
+def test_a_next_process_starts_before_the_last_case(
+    tmp_path: Path,
+    job: MakeJob,
+    run_jobs: RunJobs,
+    monkeypatch: pytest.MonkeyPatch,
+    on_host: bool,
+    cores: int,
+    world: int,
+    ahead: bool,
+) -> None:
+    machine = devices.kinds()["cpu"].machine()
+    monkeypatch.setattr(Cpu, "machine", lambda _self: replace(machine, cpu_count=cores))
+    monkeypatch.setattr(Cpu, "on_host", on_host)
+    workers = Remembering()
+    jobs = [replace(each, case=replace(each.case, world=world)) for each in (job("fine", n=4096), job("fine", n=4097))]
+    run_jobs(tmp_path / "run", *jobs, repeat=2, workers=workers)
+    begin = ["begin_next"] if ahead else []
+    measured = [["restart", f"measure {number}", *begin, f"measure {number}"] for number in (0, 1)]
+    assert workers.asked == [*begin, "limits", *measured[0], *measured[1], "restart", "limits_again"]

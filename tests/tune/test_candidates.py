@@ -1,0 +1,105 @@
+"""Which plans are listed, and what the compiler's facts rule out; the compiler is a table of facts here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import cuda
+from harness.cuda.assumed import KNOWN
+from harness.errors import CompileError, UsageError
+from harness.model import Case, KernelFacts
+from harness.ops import Built, Catalogue, Op, Tuning
+from harness.tune import candidates
+
+PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
+FACTS = {"fine": (64, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
+"""Registers, local bytes and shared bytes, by the macro WAY."""
+
+
+@pytest.fixture
+def op(monkeypatch: pytest.MonkeyPatch) -> Iterator[Op]:
+    """The op with a tuning whose plans compile a kernel: threads of a block, and what the compiler makes of them."""
+
+    def facts(_file: Path, entry: str, macros: dict[str, str], _arch: str) -> KernelFacts:
+        if macros["WAY"] == "broken":
+            raise CompileError("mine.cu doesn't compile", "see the log")
+        return KernelFacts(entry, *FACTS[macros["WAY"]])
+
+    def kernels(_case: Case, plan: dict[str, int | str]) -> list[Built]:
+        threads = int(plan["threads"])
+        cluster = 2 if plan["way"] == "large" else 1
+        return [Built("mine.cu", "mine", {"WAY": str(plan["way"])}, threads, shared=threads * 100, cluster=cluster)]
+
+    monkeypatch.setattr(cuda, "kernel_facts", facts)
+    found = Catalogue([PLUGIN])["chunked"]
+    before = found.variants["tuned"]
+    parameters = {"threads": (256, 1024, 2048), "way": ("fine", "spills", "large", "broken")}
+    tuning = Tuning(
+        parameters=lambda _: parameters, rule=lambda _: {"threads": 256, "way": "fine"}, kernels=kernels
+    )  # fmt: skip
+    found.variants["tuned"] = replace(before, tuning=tuning)
+    yield found
+    found.variants["tuned"] = before
+
+
+def case_of(device: str = "cuda", rows: int = 64) -> Case:
+    return Case("chunked", "tuned", "float32", (("M", rows), ("N", 8)), device=device)
+
+
+def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
+    steps: list[tuple[int, int]] = []
+    with cuda.assuming(KNOWN["sm_80"]):
+        found = candidates(op, "tuned", case_of(), lambda done, total: steps.append((done, total)))
+    assert steps == [(done, 12) for done in range(1, 13)]
+    assert found[0].rule
+    assert [each.rule for each in found].count(True) == 1
+    why = {each.text: each.dropped for each in found}
+    assert why["threads256.wayfine"] == ""
+    assert why["threads1024.wayfine"] == ""
+    assert why["threads2048.wayfine"] == "2048 threads with 64 registers each are more than a multiprocessor has"
+    assert why["threads256.wayspills"] == "spills: 8 bytes of local memory a thread"
+    assert why["threads1024.wayspills"] == "1024 threads with 255 registers each are more than a multiprocessor has"
+    assert why["threads256.waylarge"] == "clusters of blocks came with compute capability 9.0"
+    assert why["threads2048.waylarge"] == "205,824 bytes of shared memory, a block may have 166,912"
+    assert why["threads256.waybroken"] == "doesn't compile: mine.cu doesn't compile"
+    assert (found[0].registers, found[0].shared) == (64, 25_700)
+
+
+def test_newer_architectures_allow_more(op: Op) -> None:
+    with cuda.assuming(KNOWN["sm_90"]):
+        why = {each.text: each.dropped for each in candidates(op, "tuned", case_of())}
+    assert why["threads256.waylarge"] == ""
+    assert why["threads2048.waylarge"] == ""
+
+
+def test_on_another_device_nothing_is_compiled(op: Op) -> None:
+    assert all(not each.dropped for each in candidates(op, "tuned", case_of("cpu")))
+
+
+def test_plans_that_are_not_legal_are_not_listed() -> None:
+    op = Catalogue([PLUGIN])["chunked"]
+    found = [each.text for each in candidates(op, "tuned", case_of("cpu", rows=8))]
+    assert found == ["rows1.wayneg", "rows1.waywrong", "rows8.wayneg", "rows8.waywrong"]
+
+
+def test_a_variant_without_plans_is_refused_with_those_that_have() -> None:
+    with pytest.raises(UsageError) as caught:
+        candidates(Catalogue([PLUGIN])["chunked"], "eager", case_of("cpu"))
+    assert "variant 'eager' of op 'chunked' has no plans to search" in caught.value.message
+    assert "with plans: tuned" in caught.value.advice
+
+
+def test_too_many_combinations_are_refused() -> None:
+    op = Catalogue([PLUGIN])["chunked"]
+    before = op.variants["tuned"]
+    many = Tuning(parameters=lambda _: {"a": range(1000), "b": range(1000)}, rule=lambda _: {"a": 0, "b": 0})
+    op.variants["tuned"] = replace(before, tuning=many)
+    try:
+        with pytest.raises(UsageError, match="1,000,000 combinations"):
+            candidates(op, "tuned", case_of("cpu"))
+    finally:
+        op.variants["tuned"] = before

@@ -33,6 +33,8 @@ INSTRUCTIONS = {
     "ex2.approx.ftz.f32": "exp2",
     "lg2.approx.ftz.f32": "log2",
     "st.global.v4": "store_words",
+    "st.shared.f32": "store_shared",
+    "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "cp.async.cg": "copy",
     "cp.async.bulk.shared": "copy_bulk",
     "mapa": "map_to",

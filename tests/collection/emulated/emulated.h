@@ -168,6 +168,11 @@ void store_words(To* to, unsigned x, unsigned y, unsigned z, unsigned w) {
 inline void store_words(size_t to, unsigned x, unsigned y, unsigned z, unsigned w) {
   *reinterpret_cast<uint4*>(to) = make_uint4(x, y, z, w);
 }
+inline void store_shared(unsigned to, float value) { std::memcpy(at(to), &value, sizeof value); }
+inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
+  const auto byte = [](int x) { return static_cast<unsigned>(std::clamp(x, -128, 127)) & 0xffu; };
+  to = above << 16 | byte(high) << 8 | byte(low);
+}
 inline void copy(unsigned to, const void* from) { std::memcpy(at(to), from, 16); }
 inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) raise(SIGSEGV);

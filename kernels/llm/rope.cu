@@ -33,7 +33,7 @@
 
 using T = SCALAR;
 
-constexpr unsigned BLOCK = 256;  // threads; as in harness/collection/ops/elementwise.py
+[[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads; as in harness/collection/ops/elementwise.py
 
 __device__ __forceinline__ void rotate(float& first, float& second, float cosine, float sine) {
   if (BACKWARD) sine = -sine;

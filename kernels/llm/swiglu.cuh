@@ -19,7 +19,7 @@
 
 using T = SCALAR;
 
-constexpr unsigned BLOCK = 256;  // threads; as in harness/collection/ops/elementwise.py
+[[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads; as in harness/collection/ops/elementwise.py
 constexpr unsigned SIZE = Pack<T>::SIZE;
 
 // 1 / (1 + e^-x). e^-x is an infinity where x is far below 0; then the result is 0.

@@ -11,12 +11,15 @@
 
 #include "swiglu.cuh"
 
-// The gradients, in place of gate and up. dy * up comes first: it is what both the largest dy and the smallest up, or
-// the other way round, make a normal number of.
+constexpr float FINITE = 3.402823466e38f;
+
+// The gradients, in place of gate and up. Where dy * up is too large for a float, the slope of silu, which is at most 1.1,
+// may make a float of it.
 __device__ __forceinline__ void gradients(float dy, float& gate, float& up) {
-  const float s = sigmoid(gate), both = dy * up;
+  const float s = sigmoid(gate), slope = s * fmaf(gate, 1.0f - s, 1.0f), both = dy * up;
+  const float of_gate = fabsf(both) <= FINITE ? both * slope : dy * slope * up;
   up = dy * (gate * s);
-  gate = both * (s * fmaf(gate, 1.0f - s, 1.0f));
+  gate = of_gate;
 }
 
 #ifndef UNITS

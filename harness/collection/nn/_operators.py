@@ -34,6 +34,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     backward: Run | None = None,
     *,
     check: Callable[[], None] | None = None,
+    slopes: int = 1,
 ) -> Run:
     """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
 
@@ -41,10 +42,11 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     before each call; it may raise an error.
 
     backward: with what `saves` kept, the gradients of the inputs for the first output's; without both of them it has
-    none. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
+    none. slopes: how many of the first outputs have gradients; `backward` gets as many, of which some may be None. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
     dispatcher the host would spend more time than on the rest of the call. So does a call from compiled code.
 
-    What is made here gives the first output alone where the operator has a backward, all of them where it has none.
+    What is made here gives the outputs with gradients alone where the operator has a backward, all of them where it has
+    none.
     """
     run = quick(run, check)
     opaque = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
@@ -52,8 +54,8 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     has_gradients = saves is not None and backward is not None
     with_gradients = opaque  # where there are none: its backward is an error
     if saves is not None and backward is not None:
-        opaque.register_autograd(_of_first_output(backward), setup_context=_marking(saves))
-        with_gradients = differentiable(name, run, saves, backward)
+        opaque.register_autograd(_of_outputs(backward, slopes), setup_context=_marking(saves, slopes))
+        with_gradients = differentiable(name, run, saves, backward, slopes)
     opaque._opoverload._op = _Bypass(opaque._opoverload._op, run)
 
     def call(*arguments: Any) -> Any:
@@ -63,7 +65,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
             return with_gradients(*arguments)
         else:
             made = run(*arguments)
-        return made[0] if has_gradients and isinstance(made, tuple) else made
+        return _with_slopes(made, slopes) if has_gradients else made
 
     return call
 
@@ -110,16 +112,16 @@ def is_eager(arguments: tuple[Any, ...]) -> bool:
     )
 
 
-def differentiable(name: str, run: Run, saves: Saves, backward: Run) -> Run:
-    """The first output of `run` with gradients, for plain tensors of which some want a gradient."""
+def differentiable(name: str, run: Run, saves: Saves, backward: Run, slopes: int = 1) -> Run:
+    """The first `slopes` outputs of `run` with gradients, for plain tensors of which some want a gradient."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         ctx.set_materialize_grads(False)
         made = run(*arguments)
         saves(ctx, arguments, made)
-        return made[0] if isinstance(made, tuple) else made
+        return _with_slopes(made, slopes)
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward))}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_outputs(backward, slopes))}
     function: Any = type(name, (torch.autograd.Function,), methods)
     # What Function.apply does before it has been done: there are no transforms and no dead wrappers of any.
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
@@ -136,22 +138,32 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _marking(saves: Saves) -> Saves:
-    """What torch calls setup_context: all outputs but the first have no gradient."""
+def _with_slopes(made: Any, slopes: int) -> Any:
+    """Of what was made, the first output, or a tuple of the first ones."""
+    if not isinstance(made, tuple):
+        return made
+    return made[0] if slopes == 1 else made[:slopes]
+
+
+def _marking(saves: Saves, slopes: int) -> Saves:
+    """What torch calls setup_context: all outputs but the first ones have no gradient."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         # Torch would make zeros for the outputs that have no gradient, with a launch each.
         ctx.set_materialize_grads(False)
         saves(ctx, inputs, output)
         if isinstance(output, tuple):
-            ctx.mark_non_differentiable(*output[1:])
+            ctx.mark_non_differentiable(*output[slopes:])
 
     return setup
 
 
-def _of_first_output(backward: Run) -> Run:
-    def gradients(ctx: Any, slope: Any, *_: Any) -> Any:
-        return (None,) * len(ctx.needs_input_grad) if slope is None else backward(ctx, slope)
+def _of_outputs(backward: Run, slopes: int) -> Run:
+    def gradients(ctx: Any, *given: Any) -> Any:
+        wanted = given[:slopes]
+        if all(slope is None for slope in wanted):
+            return (None,) * len(ctx.needs_input_grad)
+        return backward(ctx, *wanted)
 
     return gradients
 

@@ -34,7 +34,11 @@ _CHECKED = 2**22  # elements checked at a time
 
 def extremes(*given: str) -> Extremes:
     """The extreme values that inputs may have. given: the inputs besides logits."""
-    return Extremes(exempt=dict.fromkeys(given, "what a forward gives follows from the logits"))
+    return Extremes(
+        exempt=dict.fromkeys(given, "what a forward gives follows from the logits"),
+        largest=dict.fromkeys(("float32", "bfloat16"), 2.0**100),
+        why="a loss is a difference of two logits, and losses are added, in float32",
+    )
 
 
 def make(ctx: Context) -> dict[str, Any]:

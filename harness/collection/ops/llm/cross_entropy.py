@@ -36,7 +36,10 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """
     import torch
 
-    total, count = torch.zeros((), dtype=torch.float64, device=t.lse.device), torch.zeros((), dtype=torch.int64, device=t.lse.device)
+    total, count = (
+        torch.zeros((), dtype=torch.float64, device=t.lse.device),
+        torch.zeros((), dtype=torch.int64, device=t.lse.device),
+    )
     for part in shared.parts(ctx):
         targets = t.before.targets[part]
         losses, lse = shared.row_losses(t.before.logits[part], targets)
@@ -62,13 +65,18 @@ OP = Op(
 
 
 def _by_torch(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What transformers does: the logits in float32, then torch's cross_entropy; lse is a by-product."""
+    """What transformers does: the logits in float32, then torch's cross_entropy, which is these two calls."""
     import torch
 
-    wide = logits.float()
-    logs = torch.log_softmax(wide, 1)
+    logs = torch.log_softmax(logits.float(), 1)
     loss, valid = torch.ops.aten.nll_loss_forward(logs, targets, None, 1, shared.IGNORED)
-    return loss.view(1), wide[:, 0] - logs[:, 0], valid.view(1)
+    return loss.view(1), logs, valid.view(1)
+
+
+def _lse_of(_: Context, t: Tensors) -> dict[str, Any]:
+    """The lse of each row from the logarithms of its softmax: every finite logit gives it."""
+    distances = t.logits.float() - t.logs
+    return {"lse": distances.nan_to_num(nan=-float("inf")).amax(1)}
 
 
 def _logarithms(symbols: Symbols, size: int) -> Traffic:
@@ -79,28 +87,33 @@ def _logarithms(symbols: Symbols, size: int) -> Traffic:
 
 
 @OP.variant(
-    "eager", "float32, log_softmax, nll_loss", role="baseline", devices=ANY, returns=True, traffic=_logarithms
+    "eager",
+    "float32, log_softmax, nll_loss; the logarithms are kept in place of lse",
+    role="baseline",
+    devices=ANY,
+    returns=True,
+    outputs=(LOSS, Tensor("logs", ("M", "V"), "float32", kept=True), shared.VALID),
+    decode=_lse_of,
+    traffic=_logarithms,
 )
 def eager(_: Context) -> Launch:
-    """What a user writes today; torch keeps the logarithms of the softmax for the backward."""
+    """What a user writes today; the backward needs the logarithms of the softmax."""
     return lambda t: _by_torch(t.logits, t.targets)
 
 
 def _steps(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same in steps that a compiler can fuse, without the logarithms as a tensor."""
+    """The same, and lse: a compiler makes no tensor of the logarithms."""
     import torch
 
-    wide, counted = logits.float(), targets != shared.IGNORED
-    lse = torch.logsumexp(wide, 1)
-    of_target = wide.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    valid = counted.sum().float()
-    loss = torch.where(counted, lse - of_target, 0.0).sum() / valid
-    return loss.view(1), lse, valid.view(1)
+    wide = logits.float()
+    loss = torch.nn.functional.cross_entropy(wide, targets, ignore_index=shared.IGNORED)
+    valid = (targets != shared.IGNORED).sum().float()
+    return loss.view(1), torch.logsumexp(wide, 1), valid.view(1)
 
 
-@compiled_variants(OP, "torch.compile of logsumexp and a gather")
+@compiled_variants(OP, "torch.compile of cross_entropy and logsumexp")
 def compile_(_: Context, compiled: Compile) -> Launch:
-    """Inductor's kernels read the logits twice."""
+    """Inductor's kernels for exactly this shape."""
     function = compiled(_steps)
     return lambda t: function(t.logits, t.targets)
 

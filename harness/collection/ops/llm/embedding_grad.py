@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Choice, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops import ITEMSIZE, Choice, Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops import compiled_variants
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ OP = Op(
     outputs=(Tensor("dweight", ("V", "H")),),
     make=make,
     check=check,
-    extremes=None,
+    extremes=Extremes(),
     items="T",
     item="tokens",
 )
@@ -146,9 +146,7 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
     return count, max(1, blocks(vocabulary, count))
 
 
-@OP.variant(
-    "tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many
-)
+@OP.variant("tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many)
 def tuned(ctx: Context) -> Launch:
     """The sums are in the order of the tokens, so results repeat bit by bit."""
     grouped = _Grouped(ctx)

@@ -33,7 +33,9 @@ def make(ctx: Context) -> dict[str, Any]:
 
     options = {"generator": ctx.generator, "device": ctx.device}
     half = ctx.s.D // 2
-    angles = torch.arange(ctx.s.P, dtype=torch.float64)[:, None] * _BASE ** (-torch.arange(half).double() / max(1, half))
+    angles = torch.arange(ctx.s.P, dtype=torch.float64)[:, None] * _BASE ** (
+        -torch.arange(half).double() / max(1, half)
+    )
     return {
         "q": torch.randn((ctx.s.T, ctx.s.Q, ctx.s.D), dtype=ctx.dtype, **options),
         "k": torch.randn((ctx.s.T, ctx.s.K, ctx.s.D), dtype=ctx.dtype, **options),
@@ -65,9 +67,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
             yield Expected(output, got[part], want, allowed, first * a_token)
 
 
-def _rotated(
-    ctx: Context, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotated(ctx: Context, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The rotated heads, and the sums of the sizes of both products, in the type of x."""
     import torch
 
@@ -106,7 +106,9 @@ OP = Op(
         "P": "positions that cos and sin have",
     },
     choices={
-        "pairs": Choice("which elements of a head are a pair: those of its halves, or neighbours", ("halves", "interleaved")),
+        "pairs": Choice(
+            "which elements of a head are a pair: those of its halves, or neighbours", ("halves", "interleaved")
+        ),
         "way": Choice("whether angles are those of the forward, or the opposite ones", ("forward", "backward")),
     },
     inputs=(
@@ -243,13 +245,15 @@ class RopePlan:
         return {"LANES": self.lanes, "GROUPS": self.groups, "EACH": self.each, "TOKENS": self.tokens}
 
 
-@OP.variant("tuned", "16 bytes an access; a thread has one place of up to four heads, and loads its angles once", unsupported=odd)
+@OP.variant(
+    "tuned",
+    "16 bytes an access; a thread has one place of up to four heads, and loads its angles once",
+    unsupported=odd,
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where heads aren't whole packs, or a tensor doesn't begin on 16 bytes."""
     fallback = fused(ctx)
-    plan = RopePlan.of(
-        ctx.s.Q + ctx.s.K, ctx.s.D, ITEMSIZE[ctx.case.dtype], interleaved=ctx.s.pairs == "interleaved"
-    )
+    plan = RopePlan.of(ctx.s.Q + ctx.s.K, ctx.s.D, ITEMSIZE[ctx.case.dtype], interleaved=ctx.s.pairs == "interleaved")
     if plan is None:
         return fallback
     kernel, grid = _kernel(ctx, "rope_tuned", **plan.macros), blocks(ctx.s.T, plan.tokens)

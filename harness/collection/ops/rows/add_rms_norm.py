@@ -44,9 +44,7 @@ def _arguments(t: Tensors) -> tuple[Any, ...]:
     return t.x, t.residual, t.gamma, t.sum, t.y, t.rstd
 
 
-@OP.variant(
-    "eager", "an addition, then rms_norm", role="baseline", devices=ANY, returns=True, traffic=_sum_read_again
-)
+@OP.variant("eager", "an addition, then rms_norm", role="baseline", devices=ANY, returns=True, traffic=_sum_read_again)
 def eager(_: Context) -> Launch:
     """What a user writes today."""
     return lambda t: add_norm.added(t.x, t.residual, t.gamma)
@@ -71,7 +69,9 @@ def quack(_: Context) -> Launch:
     return launch
 
 
-@OP.variant("two_pass", "a block a row, which reads the sum again for y; any length and address", traffic=_sum_read_again)
+@OP.variant(
+    "two_pass", "a block a row, which reads the sum again for y; any length and address", traffic=_sum_read_again
+)
 def two_pass(ctx: Context) -> Launch:
     """The starting point."""
     return add_norm.two_pass(ctx, _arguments)

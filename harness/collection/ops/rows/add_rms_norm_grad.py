@@ -126,9 +126,7 @@ def quack(_: Context) -> Launch:
     return launch
 
 
-@OP.variant(
-    "separate", "a kernel each for dx and dgamma; any address", traffic=_traffic(5), unsupported=grad.too_long
-)
+@OP.variant("separate", "a kernel each for dx and dgamma; any address", traffic=_traffic(5), unsupported=grad.too_long)
 def separate(ctx: Context) -> Launch:
     """The starting point."""
     case = grad._GradCase.of(ctx)

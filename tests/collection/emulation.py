@@ -1,8 +1,8 @@
 """Kernels on a CPU: a source is compiled by a C++ compiler, and its threads run as fibers (emulated/emulated.h).
 
 What it shows: indices, barriers, shuffles, clusters, bytes that nobody wrote, and accesses outside of a tensor, since
-tensors lie between pages that can't be read. What it doesn't show: speed, and what only hardware does, such as the order
-of accesses to memory.
+tensors lie between pages that can't be read. What it doesn't show: speed, and what only hardware does, such as the
+order of accesses to memory.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _compile(source: str | Path, to: Path, *options: str) -> None:
 
 
 def _cuda_includes() -> Iterator[Path]:
-    import nvidia
+    import nvidia  # type: ignore[import-untyped]
 
     for root in nvidia.__path__:
         yield from Path(root).glob("*/include")

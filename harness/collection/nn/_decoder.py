@@ -137,14 +137,14 @@ _add_rms_norm_grad = operator(
 )
 
 
-def add_rms_norm_quantize(
+def add_rms_norm_quantize(  # noqa: PLR0913, PLR0917 - what a user may choose
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None, to: str = "e4m3", eps: float = EPS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """RMSNorm of x + residual in 8 bits, its scale, and the sum: (q, scale, sum). It has no gradients.
 
-    q: torch.float8_e4m3fn or torch.int8, of the shape of x; q * scale is the norm. scale: (1,), float32, if it is given;
-    otherwise the result has one for each row, (..., 1): the row's largest number over 448, or over 127. to: 'e4m3' or
-    'int8'. Types and eps are as in add_rms_norm(). Raises ValueError for another type, and for tensors that don't fit.
+    q: torch.float8_e4m3fn or torch.int8, of the shape of x; q * scale is the norm. scale: (1,), float32, if given;
+    otherwise the result has one for each row, (..., 1): the row's largest number over 448 or 127. to: 'e4m3' or 'int8'.
+    Types and eps are as in add_rms_norm(). Raises ValueError for another type, and for tensors that don't fit.
     """
     if to not in quantise.LARGEST:
         raise ValueError(f"to is {to!r}; allowed: {', '.join(quantise.LARGEST)}")
@@ -163,7 +163,7 @@ def _quantised(x: Tensor, eps: float, to: str, scales: str) -> Described:
 _quantizes = OpKernels("add_rms_norm_quantize", _quantised)
 
 
-def _quantize_run(
+def _quantize_run(  # noqa: PLR0913, PLR0917 - what the numbers are made of
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None, integers: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     to, scales = "int8" if integers else "e4m3", "row" if scale is None else "tensor"

@@ -27,8 +27,8 @@ def cross_entropy(
     """The cross-entropy of logits (..., V) with targets (...), int64, as torch's cross_entropy of float32 logits.
 
     The loss is float32 (float64 for float64): no copy of the logits is made, whatever their type. Rows whose target is
-    `ignore_index` don't count. Each ignore_index has kernels of its own. Torch computes other reductions than 'mean', and
-    label smoothing, with the copies that it needs. Raises ValueError where targets don't fit.
+    `ignore_index` don't count. Each ignore_index has kernels of its own. Torch computes other reductions than 'mean',
+    and label smoothing, with the copies that it needs. Raises ValueError where targets don't fit.
     """
     if targets.shape != logits.shape[:-1] or not logits.ndim:
         found = f"targets are {tuple(targets.shape)}"
@@ -131,17 +131,18 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The mean cross-entropy of the logits x @ weight.T, which never exist all at once.
 
-    x: (..., H); weight: (V, H), of the type of x; targets: (...), int64. The loss is float32. The logits of `chunk` rows
-    are made at a time, and become their own gradient, from which the gradients of x and weight are made at once: so the
-    forward does the work of the backward, too. Without `chunk`, chunks have as many rows as take about as much memory as
-    x does, at least 1024. The gradient of weight is added up in float32. Raises ValueError where shapes or types don't
-    fit.
+    x: (..., H); weight: (V, H), of the type of x; targets: (...), int64. The loss is float32. The logits of `chunk`
+    rows are made at a time, and become their own gradient, from which the gradients of x and weight are made at once: so the
+    forward does the work of the backward, too. Without `chunk`, the logits of a chunk take about as much memory as x
+    does, but a chunk has at least 1024 rows. The gradient of weight is added up in float32. Raises ValueError where
+    shapes or types don't fit.
     """
     if targets.shape != x.shape[:-1] or weight.ndim != 2 or weight.shape[1:] != x.shape[-1:]:
         shapes = f"x is {tuple(x.shape)}, weight is {tuple(weight.shape)}, targets are {tuple(targets.shape)}"
         raise ValueError(f"{shapes}; they must be (..., H), (V, H) and (...)")
     if weight.dtype != x.dtype or (chunk is not None and chunk < 1):
-        raise ValueError(f"x is of {x.dtype}, weight of {weight.dtype}, chunk is {chunk}; types must be equal, chunk 1 or more")
+        found = f"x is of {x.dtype}, weight of {weight.dtype}, chunk is {chunk}"
+        raise ValueError(f"{found}; both must be of one type, and a chunk has 1 or more rows")
     rows = x.reshape(-1, x.shape[-1])
     if chunk is None:
         chunk = max(1024, len(rows) * x.shape[-1] // max(1, len(weight)))
@@ -159,7 +160,7 @@ def _linear_run(  # noqa: PLR0913, PLR0917 - what the loss and its gradients are
     valid, losses = (targets != ignored).sum().to(_wide(x[:0]).dtype).view(1), _numbers(x, len(x))
     parts = range(0, len(x), chunk)
     total = dweight if len(parts) <= 1 else torch.zeros_like(dweight, dtype=_wide(x[:0]).dtype)
-    if not len(parts):
+    if not parts:
         total.zero_()
     for first in parts:
         part = slice(first, first + chunk)
@@ -187,7 +188,7 @@ def _in_place(logits: Tensor, targets: Tensor, valid: Tensor, losses: Tensor, ig
     logits.copy_(_gradient(logits, targets, torch.logsumexp(wide, 1), 1 / valid, ignored))
 
 
-def _linear_fake(  # noqa: PLR0913, PLR0917 - what the loss and its gradients are made of
+def _linear_fake(
     x: Tensor, weight: Tensor, _targets: Tensor, _ignored: int, _chunk: int, of_x: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx = torch.empty_like(x) if of_x else x.new_empty(0)
@@ -258,7 +259,7 @@ def _embedding_fake(ids: Tensor, weight: Tensor, _padding: int) -> Tensor:
 def _embedding_grad_run(dy: Tensor, ids: Tensor, vocabulary: int, padding: int) -> Tensor:
     launch = _embedding_grads(dy, vocabulary, padding)
     if launch is None:
-        return torch.ops.aten.embedding_dense_backward(dy, ids, vocabulary, padding, False)  # type: ignore[no-any-return]
+        return torch.ops.aten.embedding_dense_backward(dy, ids, vocabulary, padding, False)
     dweight = _embedding_grad_fake(dy, ids, vocabulary, padding)
     launch(dy.contiguous(), ids.contiguous(), dweight)
     return dweight

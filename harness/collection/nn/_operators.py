@@ -42,8 +42,9 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     before each call; it may raise an error.
 
     backward: with what `saves` kept, the gradients of the inputs for the first output's; without both of them it has
-    none. slopes: how many of the first outputs have gradients; `backward` gets as many, of which some may be None. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
-    dispatcher the host would spend more time than on the rest of the call. So does a call from compiled code.
+    none. slopes: how many of the first outputs have gradients; `backward` gets as many, of which some may be None. A
+    call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's dispatcher
+    the host would spend more time than on the rest of the call. So does a call from compiled code.
 
     What is made here gives the outputs with gradients alone where the operator has a backward, all of them where it has
     none.

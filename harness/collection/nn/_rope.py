@@ -12,15 +12,15 @@ from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import _wide
 
 
-def rope(
+def rope(  # noqa: PLR0913 - what rotates
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys with their pairs of elements rotated by their positions, in one launch.
 
     q: (..., Q, D), k: (..., K, D): tokens, heads, elements of a head, of one type. cos, sin: (P, D / 2), the angles of
     positions; or (..., P, D), as transformers has them, whose second halves repeat the first ones, also where pairs are
-    interleaved. positions: (...), an integer for each token; without them, token t has position t modulo P. interleaved:
-    whether neighbours are a pair, as in Meta's Llama, rather than the halves of a head, as in transformers. Angles have
+    interleaved. positions: (...), an integer for each token; without them, token t has position t modulo P.
+    interleaved: whether neighbours are a pair, as in Meta's Llama, rather than the halves of a head, as in transformers. Angles have
     no gradient. The results have the type of q. Raises ValueError where shapes or types don't fit.
     """
     _refuse(q, k, cos, sin)
@@ -87,7 +87,7 @@ def _by_torch(  # noqa: PLR0913, PLR0917 - what rotates
     return rotated(q), rotated(k)
 
 
-def _fake(  # noqa: PLR0913, PLR0917 - what rotates
+def _fake(
     q: Tensor, k: Tensor, _cos: Tensor, _sin: Tensor, _positions: Tensor, _interleaved: bool, _backward: bool
 ) -> tuple[Tensor, Tensor]:
     return like(q), like(k)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 IGNORED = -100
-"""torch's default for the target of rows that don't count. nn compiles kernels with another one by the macro IGNORED."""
+"""Torch's default for the target of rows that don't count; the macro IGNORED gives kernels another one."""
 SYMBOLS = {"M": "rows (tokens)", "V": "columns (the vocabulary)"}
 LOGITS = Tensor("logits", ("M", "V"))
 TARGETS = Tensor("targets", ("M",), "int64")
@@ -83,7 +83,7 @@ Arguments = Callable[[Tensors], tuple[Any, ...]]
 """Gives a kernel's tensors in the order of its parameters."""
 
 
-def kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
+def kernel(ctx: Context, entry: str, **macros: str | int) -> cuda.Kernel:
     """A kernel of the op's file."""
     op = ctx.case.op
     return ctx.kernel(f"{op}.cu", f"{op}_{entry}", {"SCALAR": CUDA_TYPE[ctx.case.dtype], **macros})
@@ -99,7 +99,7 @@ def any_length(ctx: Context, entry: str, tensors: Arguments) -> Launch:
 def planned(ctx: Context, tensors: Arguments, fallback: Launch) -> Launch:
     """The kernel <op>_tuned, by teams that keep rows in registers.
 
-    `fallback` runs where a row is too long for registers, is shorter than some packs, or logits don't begin on 16 bytes.
+    `fallback` runs where a row is too long for registers, or very short, or logits don't begin on 16 bytes.
     """
     plan = RowPlan.of(ctx.s.M, ctx.s.V, ITEMSIZE[ctx.case.dtype], Chip.current()) if ctx.s.V else None
     if plan is None or plan.tile_rows:

@@ -80,8 +80,8 @@ def in_packs(ctx: Context, tensors: Arguments) -> Launch:
 
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
     op = ctx.case.op
-    shared = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[_bits(ctx)], "PACKED": int(is_packed(ctx))}
-    return ctx.kernel(f"{op}.cu", f"{op}_{entry}", {**shared, **macros})
+    types = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[_bits(ctx)]}
+    return ctx.kernel(f"{op}.cu", f"{op}_{entry}", {**types, "PACKED": int(is_packed(ctx)), **macros})
 
 
 def _bits(ctx: Context) -> int:

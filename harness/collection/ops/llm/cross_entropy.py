@@ -1,7 +1,7 @@
 """Cross-entropy, the mean over rows of lse - x[target]: beyond the texts. Twin of cross_entropy.cu.
 
-lse and how many rows count are outputs, since the backward needs them. A row whose target is -100 doesn't count. Where no
-row counts, the loss is NaN, as torch's is.
+lse and how many rows count are outputs, since the backward needs them. A row whose target is -100 doesn't count. Where
+no row counts, the loss is NaN, as torch's is.
 """
 
 from __future__ import annotations

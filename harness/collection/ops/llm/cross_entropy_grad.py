@@ -113,7 +113,7 @@ def fused(ctx: Context) -> Launch:
 @OP.variant("tuned", "16 bytes an access, four of them a thread; a block has a part of one row")
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes, or a grid hasn't as many blocks as there are parts."""
-    fallback = fused(ctx)
+    fallback: Launch = fused(ctx)
     packs = max(1, ctx.s.V * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
     parts = blocks(packs, BLOCK * _UNITS)
     if ctx.s.M * parts > _GRID:

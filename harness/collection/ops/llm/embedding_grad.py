@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Choice, Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops import compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Extremes,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +119,7 @@ def too_many(case: Case) -> str | None:
 
 
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
-    options = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **macros}
+    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **macros}
     return ctx.kernel("embedding_grad.cu", f"embedding_grad_{entry}", options)
 
 

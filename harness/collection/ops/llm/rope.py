@@ -14,8 +14,20 @@ from harness import cuda
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
-from harness.ops import ITEMSIZE, Choice, Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops import compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Extremes,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +163,7 @@ def _apply(ctx: Context, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
     return x * cos - turned * sin if ctx.s.way == "backward" else x * cos + turned * sin
 
 
-def _both(
+def _both(  # noqa: PLR0913, PLR0917 - the op's inputs
     ctx: Context, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys, with the angles in their type, as transformers has them."""
@@ -252,7 +264,7 @@ class RopePlan:
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where heads aren't whole packs, or a tensor doesn't begin on 16 bytes."""
-    fallback = fused(ctx)
+    fallback: Launch = fused(ctx)
     plan = RopePlan.of(ctx.s.Q + ctx.s.K, ctx.s.D, ITEMSIZE[ctx.case.dtype], interleaved=ctx.s.pairs == "interleaved")
     if plan is None:
         return fallback

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import ANY
 from harness.collection.ops import peers
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.llm import _swiglu as shared
 from harness.model import Case, Traffic
 from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants

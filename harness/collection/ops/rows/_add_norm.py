@@ -53,7 +53,7 @@ def added(x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> tuple
 def two_pass(ctx: Context, tensors: Arguments, **macros: int) -> Launch:
     """The kernel <op>_two_pass: a block a row, of any length and at any address. macros: of the op."""
     threads = 256 if ctx.s.N <= 8192 else 1024
-    options = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads, **macros}
+    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads, **macros}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_two_pass", options)
     sizes, grid = (ctypes.c_int64(ctx.s.M), ctypes.c_int64(ctx.s.N)), min(ctx.s.M, _MOST_BLOCKS)
     return lambda t: kernel(grid, threads, *tensors(t), *sizes)

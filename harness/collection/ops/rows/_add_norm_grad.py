@@ -1,4 +1,4 @@
-"""How add_rms_norm_grad works on rows in shared memory: what its kernel is compiled for. Twin of add_rms_norm_grad.cu."""
+"""What the kernel of add_rms_norm_grad is compiled for, which works on rows in shared memory."""
 
 from __future__ import annotations
 

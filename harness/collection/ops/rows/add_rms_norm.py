@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.collection.ops.elementwise import ANY
 from harness.collection.ops import peers
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _add_norm as add_norm
 from harness.collection.ops.rows import _norm as norm
 from harness.model import Traffic

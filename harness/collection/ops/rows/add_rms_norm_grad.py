@@ -146,7 +146,8 @@ def separate(ctx: Context) -> Launch:
 @OP.variant("tuned", "one read of all; rows in shared memory, ahead of the work", unsupported=grad.too_long)
 def tuned(ctx: Context) -> Launch:
     """`separate` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
-    fallback, case = separate(ctx), grad._GradCase.of(ctx)
+    fallback: Launch = separate(ctx)
+    case = grad._GradCase.of(ctx)
     plan = AddNormGradPlan.of(case.columns, case.itemsize, Chip.current())
     if plan is None:
         return fallback

@@ -14,8 +14,19 @@ from harness.collection.ops.quantise._integers import rounded
 from harness.collection.ops.rows import _add_norm as add_norm
 from harness.collection.ops.rows import _norm as norm
 from harness.model import Traffic
-from harness.ops import Choice, Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops import compiled_variants
+from harness.ops import (
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Extremes,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +121,7 @@ OP = Op(
     outputs=(add_norm.SUM, Tensor("q", ("M", "N"), "uint8"), Tensor("scale", scale_shape, "float32")),
     make=make,
     check=check,
-    extremes=Extremes(exempt=norm.EXTREMES.exempt | {"static_scale": "only normal numbers are scales"}),
+    extremes=Extremes(exempt={**norm.EXTREMES.exempt, "static_scale": "only normal numbers are scales"}),
     items="M",
     item="rows",
 )

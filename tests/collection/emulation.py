@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-from harness import cuda
-from harness.model import KernelFacts
+from harness import check, cuda
+from harness.model import Case, KernelFacts
+from harness.ops import Context, Op, Tensors
 from harness.paths import data
 
 HEADER = Path(__file__).with_name("emulated") / "emulated.h"
@@ -251,3 +252,21 @@ def guarded(tensor: Any, offset: int = 0) -> Any:
         return tensor.clone()
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=tensor.numel() * size, offset=first)
     return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def complaint(gpu: Gpu, op: Op, case: Case, offsets: Mapping[str, int] | None = None) -> str | None:
+    """What is wrong with a call of a case's variant on the stand-in for a GPU; None if nothing is.
+
+    offsets: elements by which tensors begin past 16 bytes, by name.
+    """
+    import torch
+
+    variant, apart = op.variants[case.variant], offsets or {}
+    ctx = Context(case, getattr(torch, case.dtype), torch.device("cpu"), torch.Generator().manual_seed(1), op)
+    with pytest.MonkeyPatch.context() as patch:
+        gpu.stand_in(patch)
+        inputs = check.make_inputs(ctx)
+        given = vars(check.merged(inputs, check.make_outputs(ctx, variant)))
+        tensors = Tensors(**{name: guarded(tensor, apart.get(name, 0)) for name, tensor in given.items()})
+        variant.prepare(ctx)(tensors)
+    return check.complaint(ctx, variant, inputs, tensors)

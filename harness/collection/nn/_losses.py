@@ -132,10 +132,10 @@ def linear_cross_entropy(
     """The mean cross-entropy of the logits x @ weight.T, which never exist all at once.
 
     x: (..., H); weight: (V, H), of the type of x; targets: (...), int64. The loss is float32. The logits of `chunk`
-    rows are made at a time, and become their own gradient, from which the gradients of x and weight are made at once: so the
-    forward does the work of the backward, too. Without `chunk`, the logits of a chunk take about as much memory as x
-    does, but a chunk has at least 1024 rows. The gradient of weight is added up in float32. Raises ValueError where
-    shapes or types don't fit.
+    rows are made at a time, and become their own gradient, from which the gradients of x and weight are made at once:
+    so the forward does the work of the backward, too. Without `chunk`, the logits of a chunk take about as much memory
+    as x does, but a chunk has at least 1024 rows. The gradient of weight is added up in float32. Raises ValueError
+    where shapes or types don't fit.
     """
     if targets.shape != x.shape[:-1] or weight.ndim != 2 or weight.shape[1:] != x.shape[-1:]:
         shapes = f"x is {tuple(x.shape)}, weight is {tuple(weight.shape)}, targets are {tuple(targets.shape)}"

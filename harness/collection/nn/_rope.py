@@ -20,8 +20,9 @@ def rope(  # noqa: PLR0913 - what rotates
     q: (..., Q, D), k: (..., K, D): tokens, heads, elements of a head, of one type. cos, sin: (P, D / 2), the angles of
     positions; or (..., P, D), as transformers has them, whose second halves repeat the first ones, also where pairs are
     interleaved. positions: (...), an integer for each token; without them, token t has position t modulo P.
-    interleaved: whether neighbours are a pair, as in Meta's Llama, rather than the halves of a head, as in transformers. Angles have
-    no gradient. The results have the type of q. Raises ValueError where shapes or types don't fit.
+    interleaved: whether neighbours are a pair, as in Meta's Llama, rather than the halves of a head, as in
+    transformers. Angles have no gradient. The results have the type of q. Raises ValueError where shapes or types don't
+    fit.
     """
     _refuse(q, k, cos, sin)
     half = q.shape[-1] // 2

@@ -1,3 +1,7 @@
+"""What the kernels of cross_entropy_grad are compiled for. test_cross_entropy.py has the rest."""
+
+from __future__ import annotations
+
 COMPILED = [
     {"M": rows, "V": columns}
     for rows, columns in [
@@ -10,6 +14,7 @@ COMPILED = [
         (1000, 128_256),
         (1000, 151_936),
         (1000, 262_144),
+        (1, 262_144),
         (1000, 600_000),
     ]
 ]

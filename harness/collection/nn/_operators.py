@@ -140,7 +140,7 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
 
 
 def _with_slopes(made: Any, slopes: int) -> Any:
-    """Of what was made, the first output, or a tuple of the first ones."""
+    """The first output of what was made, or a tuple of the first ones."""
     if not isinstance(made, tuple):
         return made
     return made[0] if slopes == 1 else made[:slopes]

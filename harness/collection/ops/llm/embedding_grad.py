@@ -132,7 +132,7 @@ def _floats(symbols: Symbols, size: int) -> Traffic:
 
 @OP.variant("atomics", "zeros, an atomic addition an element, in float32", traffic=_floats, unsupported=too_many)
 def atomics(ctx: Context) -> Launch:
-    """Of halves, all sets of buffers share the floats. The order of the additions isn't the same in every run."""
+    """All sets of buffers share the floats of halves. The order of the additions isn't the same in every run."""
     import torch
 
     is_float = ctx.dtype == torch.float32

@@ -101,7 +101,7 @@ def _pairs(ctx: Context, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _work(symbols: Symbols, size: int) -> Work:
-    """q, k and the tokens' rows of the tables are read, though no row more often than there are positions."""
+    """The tensors q and k, and the rows of the tables that tokens have, each of which is read once."""
     moved = symbols["T"] * (symbols["Q"] + symbols["K"]) * symbols["D"] * size
     rows = min(symbols["T"], symbols["P"])
     return Work(moved + rows * symbols["D"] * _FLOAT + symbols["T"] * _LONG, moved)
@@ -220,8 +220,9 @@ def fused(ctx: Context) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class RopePlan:
-    """lanes: threads that share a head. groups: of such threads, which share the heads of a token, `each` heads each.
+    """How threads share heads.
 
+    lanes: threads that share a head. groups: of such threads, which share the heads of a token, `each` heads each.
     tokens: of a block.
     """
 

@@ -19,9 +19,9 @@ _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
 
 @dataclass(frozen=True, slots=True)
 class AddNormGradPlan:
-    """threads, resident: of a block, and blocks of a multiprocessor. kept: packs of a row that a thread has.
+    """What the kernel is compiled for and launched with.
 
-    stages: rows for which a block has room. stage_bytes: of one of them.
+    threads: of a block. resident: blocks of a multiprocessor. kept: packs of a row that a thread has. stages: rows for which a block has room. stage_bytes: of one of them.
     """
 
     threads: int

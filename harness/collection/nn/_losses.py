@@ -24,7 +24,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The cross-entropy of logits (..., V) with targets (...), int64, as torch's cross_entropy of float32 logits.
+    """The cross-entropy of logits (..., V) with targets (...), integers, as torch's cross_entropy of float32 logits.
 
     The loss is float32 (float64 for float64): no copy of the logits is made, whatever their type. Rows whose target is
     `ignore_index` don't count. Each ignore_index has kernels of its own. Torch computes other reductions than 'mean',
@@ -33,7 +33,7 @@ def cross_entropy(
     if targets.shape != logits.shape[:-1] or not logits.ndim:
         found = f"targets are {tuple(targets.shape)}"
         raise ValueError(f"{found}; for logits of {tuple(logits.shape)} they must be {tuple(logits.shape[:-1])}")
-    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
     if reduction != "mean" or label_smoothing:
         losses = functional.cross_entropy(
             _wide(rows), flat, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
@@ -131,7 +131,7 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The mean cross-entropy of the logits x @ weight.T, which never exist all at once.
 
-    x: (..., H); weight: (V, H), of the type of x; targets: (...), int64. The loss is float32. The logits of `chunk`
+    x: (..., H); weight: (V, H), of the type of x; targets: (...), integers. The loss is float32. The logits of `chunk`
     rows are made at a time, and become their own gradient, from which the gradients of x and weight are made at once:
     so the forward does the work of the backward, too. Without `chunk`, the logits of a chunk take about as much memory
     as x does, but a chunk has at least 1024 rows. The gradient of weight is added up in float32. Raises ValueError
@@ -148,7 +148,7 @@ def linear_cross_entropy(
         chunk = max(1024, len(rows) * x.shape[-1] // max(1, len(weight)))
     wanted = torch.is_grad_enabled()
     flags = wanted and x.requires_grad, wanted and weight.requires_grad
-    made: Tensor = _linear_cross_entropy(rows, weight, targets.reshape(-1), ignore_index, chunk, *flags)
+    made: Tensor = _linear_cross_entropy(rows, weight, targets.reshape(-1).long(), ignore_index, chunk, *flags)
     return made.view(())
 
 

@@ -21,6 +21,7 @@ RESIDUAL = Tensor("residual", ("M", "N"))
 SUM = Tensor("sum", ("M", "N"))
 
 _MOST_BLOCKS = 2**31 - 1  # of a grid
+_MOST_PACKS = 4096  # of a block: with more of them, threads that make numbers of 8 bits have too few registers
 
 
 def expected_sum(t: Tensors) -> Expected:
@@ -65,7 +66,7 @@ def plan_of(ctx: Context, together: int = 2) -> RowPlan | None:
     together: rows that a team may work on at once.
     """
     plan = RowPlan.with_vectors(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current(), vectors=1)
-    if plan is None or plan.ragged or plan.tile_rows:
+    if plan is None or plan.ragged or plan.tile_rows or plan.count * plan.threads > _MOST_PACKS:
         return None
     # Lanes of a warp take one row at a time: a second row would need the registers of two more.
     return replace(plan, together=1 if plan.lanes else min(together, plan.together))

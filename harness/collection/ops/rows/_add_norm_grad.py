@@ -21,7 +21,8 @@ _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
 class AddNormGradPlan:
     """What the kernel is compiled for and launched with.
 
-    threads: of a block. resident: blocks of a multiprocessor. kept: packs of a row that a thread has. stages: rows for which a block has room. stage_bytes: of one of them.
+    threads: of a block. resident: blocks of a multiprocessor. kept: packs of a row that a thread has. stages: rows for
+    which a block has room. stage_bytes: of one of them.
     """
 
     threads: int

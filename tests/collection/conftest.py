@@ -254,6 +254,16 @@ def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
+def emulated_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that keeps kernels for the CPU (emulation.py), in the same way."""
+    from tests.collection import compilations
+
+    if not hasattr(pytestconfig, "cache"):
+        return tmp_path_factory.mktemp("emulated")
+    return compilations.kept(Path(pytestconfig.cache.mkdir("emulated")))
+
+
+@pytest.fixture(scope="session")
 def compiled(kept: Path) -> Callable[..., dict[str, Kernel]]:
     """compiled(file, macros, arch): what each kernel of a source uses, by its name. Compiles only what changed."""
     from harness.paths import data

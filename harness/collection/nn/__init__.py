@@ -10,6 +10,12 @@
 
 `patch(model)` puts them into a model of somebody else, and says what it swapped and what not.
 
+Functions of a decoder:
+
+>>> y, residual = nn.add_rms_norm(x, residual=torch.zeros(4, 8), weight=torch.ones(8))
+>>> y = nn.swiglu(gate=y, up=residual)
+>>> loss = nn.linear_cross_entropy(y, weight=torch.randn(16, 8), targets=torch.tensor([0, 3, 15, 1]))
+
 Each function is an operator of torch (harness::layer_norm and so on), which torch.compile takes as it is, without a
 break. It launches our kernel `tuned` for the tensor's type and sizes; torch does what no kernel of ours can: float64,
 float32 where kernels take halves, everything on a CPU, and whatever a kernel would hide from torch, such as transforms
@@ -32,11 +38,14 @@ first call notes its launches, and a small launcher in C, which is compiled then
 from harness.collection.nn._adamw import AdamW
 from harness.collection.nn._attention import window_attention
 from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._decoder import add_rms_norm, add_rms_norm_quantize, swiglu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
+from harness.collection.nn._losses import cross_entropy, embedding, linear_cross_entropy
 from harness.collection.nn._memory import forget
 from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
 from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
 from harness.collection.nn._patch import Patched, patch
+from harness.collection.nn._rope import rope
 from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._scaler import GradScaler
 from harness.collection.nn._softmax import softmax
@@ -52,19 +61,26 @@ __all__ = [
     "Patched",
     "RMSNorm",
     "Softmax",
+    "add_rms_norm",
+    "add_rms_norm_quantize",
     "batch_norm_add_relu",
     "bert_operators",
     "bias_dropout_residual",
+    "cross_entropy",
     "dropout",
     "dropout_add",
+    "embedding",
     "forget",
     "layer_norm",
+    "linear_cross_entropy",
     "manual_seed",
     "norm_partition",
     "patch",
     "resnet_operators",
     "rms_norm",
+    "rope",
     "softmax",
+    "swiglu",
     "swin_operators",
     "unscale_",
     "window_attention",

@@ -27,7 +27,26 @@ from harness.collection.ops.dropout import bias_dropout_residual, dropout, dropo
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, blocks
 from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
 from harness.collection.ops.lists import adamw, unscale
-from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+from harness.collection.ops.llm import (
+    cross_entropy,
+    cross_entropy_grad,
+    cross_entropy_in_place,
+    embedding_grad,
+    rope,
+    swiglu,
+    swiglu_grad,
+)
+from harness.collection.ops.rows import (
+    add_rms_norm,
+    add_rms_norm_grad,
+    add_rms_norm_quantize,
+    layer_norm,
+    layer_norm_grad,
+    rms_norm,
+    rms_norm_grad,
+    softmax,
+    softmax_grad,
+)
 from harness.cuda.launch import Notes
 from harness.cuda.replay import Replay
 from harness.model import Case, Value
@@ -39,6 +58,8 @@ _MODULES = (
     *(bias_dropout_residual, dropout, dropout_add, dropout_grad),
     *(layer_norm_window_partition, window_partition, window_reverse, adamw, unscale),
     *(layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad),
+    *(add_rms_norm, add_rms_norm_grad, add_rms_norm_quantize, swiglu, swiglu_grad, rope),
+    *(cross_entropy, cross_entropy_grad, cross_entropy_in_place, embedding_grad),
 )
 OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
 """The ops of the catalogue whose kernels are used here, by name."""

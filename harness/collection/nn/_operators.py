@@ -37,6 +37,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     saves: Saves | None = None,
     backward: Run | None = None,
     *,
+    slopes: int = 1,
     formula: Run | None = None,
     backward_formula: Run | None = None,
 ) -> Run:
@@ -45,15 +46,17 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     A call may do what an earlier call of `run` did with other tensors, without `run`.
 
     backward: with what `saves` kept, the gradients of the inputs for the first output's; without both of them it has
-    none. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
-    dispatcher the host would spend more time than on the rest of the call. So does a call from compiled code.
+    none. slopes: how many of the first outputs have gradients; `backward` gets as many, of which some may be None. A
+    call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's dispatcher
+    the host would spend more time than on the rest of the call. So does a call from compiled code.
 
-    formula: the first output by torch's functions, of the same arguments. Transforms of torch.func, forward-mode
-    differentiation and distributed tensors take it; without it a call raises RuntimeError there.
+    formula: the outputs with gradients by torch's functions, of the same arguments. Transforms of torch.func,
+    forward-mode differentiation and distributed tensors take it; without it a call raises RuntimeError there.
     backward_formula: the gradients of `backward` by torch's functions, of what `saves` kept. A backward that is to be
     differentiated (create_graph), or of a batch of slopes (is_grads_batched), takes them; without them, `backward`.
 
-    What is made here gives the first output alone where the operator has a backward, all of them where it has none.
+    What is made here gives the outputs with gradients alone where the operator has a backward, all of them where it has
+    none.
     """
     run = quick(run)
     opaque = opaque_operator(name, schema, run, fake)
@@ -61,8 +64,8 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     with_gradients = _refusing(f"harness.nn has no gradient of {name}, as second derivatives would need it")
     by_formula = formula or _refusing(f"{name} of harness.nn has no formula for torch.func, dual numbers or DTensor")
     if saves is not None and backward is not None:
-        opaque.register_autograd(_of_first_output(backward, backward_formula), setup_context=_marking(saves))
-        with_gradients = differentiable(name, run, saves, backward, backward_formula)
+        opaque.register_autograd(_of_outputs(backward, backward_formula, slopes), setup_context=_marking(saves, slopes))
+        with_gradients = differentiable(name, run, saves, backward, backward_formula, slopes)
 
     def call(*arguments: Any) -> Any:
         if not is_eager(arguments):
@@ -73,7 +76,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
             return with_gradients(*arguments)
         else:
             made = run(*arguments)
-        return made[0] if has_gradients and isinstance(made, tuple) else made
+        return _with_slopes(made, slopes) if has_gradients else made
 
     return call
 
@@ -147,16 +150,21 @@ def are_distributed(arguments: Sequence[Any]) -> bool:
     return module is not None and any(isinstance(value, module.DTensor) for value in arguments)
 
 
-def differentiable(name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run | None) -> Run:
-    """The first output of `run` with gradients, for plain tensors of which some want a gradient."""
+def differentiable(  # noqa: PLR0913, PLR0917 - what an operator is made of
+    name: str, run: Run, saves: Saves, backward: Run, backward_formula: Run | None, slopes: int = 1
+) -> Run:
+    """The first `slopes` outputs of `run` with gradients, for plain tensors of which some want a gradient."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         ctx.set_materialize_grads(False)
         made = run(*arguments)
         saves(ctx, arguments, made)
-        return made[0] if isinstance(made, tuple) else made
+        return _with_slopes(made, slopes)
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward, backward_formula))}
+    methods = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(_of_outputs(backward, backward_formula, slopes)),
+    }
     function: Any = type(name, (torch.autograd.Function,), methods)
     # What Function.apply does before it has been done: there are no transforms and no dead wrappers of any.
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
@@ -175,29 +183,37 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _marking(saves: Saves) -> Saves:
-    """What torch calls setup_context: all outputs but the first have no gradient."""
+def _with_slopes(made: Any, slopes: int) -> Any:
+    """The first output of what was made, or a tuple of the first ones."""
+    if not isinstance(made, tuple):
+        return made
+    return made[0] if slopes == 1 else made[:slopes]
+
+
+def _marking(saves: Saves, slopes: int) -> Saves:
+    """What torch calls setup_context: all outputs but the first ones have no gradient."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         # Torch would make zeros for the outputs that have no gradient, with a launch each.
         ctx.set_materialize_grads(False)
         saves(ctx, inputs, output)
         if isinstance(output, tuple):
-            ctx.mark_non_differentiable(*output[1:])
+            ctx.mark_non_differentiable(*output[slopes:])
 
     return setup
 
 
-def _of_first_output(backward: Run, backward_formula: Run | None) -> Run:
+def _of_outputs(backward: Run, backward_formula: Run | None, slopes: int) -> Run:
     """What torch calls backward."""
     to_differentiate = backward_formula or backward
 
-    def gradients(ctx: Any, slope: Any, *_: Any) -> Any:
-        if slope is None:
+    def gradients(ctx: Any, *given: Any) -> Any:
+        wanted = given[:slopes]
+        if all(slope is None for slope in wanted):
             return (None,) * len(ctx.needs_input_grad)
         # Batched slopes (is_grads_batched) look like tensors, and have no memory.
-        by_torch = _grad_enabled() or _batched(slope)
-        return to_differentiate(ctx, slope) if by_torch else backward(ctx, slope)
+        by_torch = _grad_enabled() or any(slope is not None and _batched(slope) for slope in wanted)
+        return to_differentiate(ctx, *wanted) if by_torch else backward(ctx, *wanted)
 
     return gradients
 

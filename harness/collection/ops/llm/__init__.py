@@ -1,0 +1,1 @@
+"""Ops of language models that aren't norms: SwiGLU, RoPE, cross-entropy, the backward of an embedding."""

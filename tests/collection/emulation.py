@@ -1,0 +1,272 @@
+"""Kernels on a CPU: a source is compiled by a C++ compiler, and its threads run as fibers (emulated/emulated.h).
+
+What it shows: indices, barriers, shuffles, clusters, bytes that nobody wrote, and accesses outside of a tensor, since
+tensors lie between pages that can't be read. What it doesn't show: speed, and what only hardware does, such as the
+order of accesses to memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import mmap
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import check, cuda
+from harness.model import Case, KernelFacts
+from harness.ops import Context, Op, Tensors
+from harness.paths import data
+
+HEADER = Path(__file__).with_name("emulated") / "emulated.h"
+INSTRUCTIONS = {
+    "rsqrt.approx.ftz.f32": "rsqrt",
+    "ex2.approx.ftz.f32": "exp2",
+    "lg2.approx.ftz.f32": "log2",
+    "st.global.v4": "store_words",
+    "st.shared.f32": "store_shared",
+    "cvt.pack.sat.s8.s32.b32": "pack_bytes",
+    "cp.async.cg": "copy",
+    "cp.async.bulk.shared": "copy_bulk",
+    "mapa": "map_to",
+    "st.async": "send",
+    "mbarrier.init": "barrier_init",
+    "mbarrier.arrive.expect_tx": "barrier_expect",
+    "{ .reg .pred p; mbarrier.try_wait": "barrier_try",
+}
+"""The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
+WITHOUT_EFFECT = ("fence", "cp.async.wait", "cp.async.commit", "cp.async.bulk.prefetch")
+_SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
+_WRONG = {
+    1: "threads wait for each other, and none can go on",
+    2: "a thread accessed what is outside of all tensors",
+    3: "it has an instruction that emulated.h lacks",
+}
+
+
+def compiler() -> str:
+    """The C++ compiler; a test that needs it is skipped where there is none."""
+    found = shutil.which("g++")
+    if found is None:
+        pytest.skip("no C++ compiler is installed")
+    return found
+
+
+def emulated_source(text: str) -> str:
+    """A source with functions of emulated.h in place of assembly, and of declarations of shared memory."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return _SHARED.sub(_shared, _without_assembly(text))
+
+
+def _shared(found: re.Match[str]) -> str:
+    is_dynamic, kind, name, sizes = found.groups()
+    if is_dynamic:
+        return f"auto* {name} = reinterpret_cast<{kind}*>(emulated::dynamic());"
+    return f"static char key_of_{name}; auto& {name} = emulated::shared<{kind}{sizes}>(&key_of_{name});"
+
+
+def _without_assembly(text: str) -> str:
+    done, begin = "", 0
+    for found in re.finditer(r"\basm\s*(?:volatile\s*)?\(", text):
+        end = _closing(text, found.end())
+        done += text[begin : found.start()] + _call(text[found.end() : end])
+        begin = end + 1
+    return done + text[begin:]
+
+
+def _closing(text: str, place: int) -> int:
+    """The place of the parenthesis that closes the one before `place`."""
+    depth, quoted = 1, False
+    while depth:
+        if text[place] == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += {"(": 1, ")": -1}.get(text[place], 0)
+        place += 1
+    return place - 1
+
+
+def _call(assembly: str) -> str:
+    instruction = "".join(re.findall(r'"([^"]*)"', re.split(r":(?=[^\"]*(?:\"[^\"]*\"[^\"]*)*$)", assembly)[0])).strip()
+    starts = [found.end() for found in re.finditer(r'"[=+]?[a-z]+"\s*\(', assembly)]
+    operands = [assembly[start : _closing(assembly, start)] for start in starts]
+    name = next((name for start, name in INSTRUCTIONS.items() if instruction.startswith(start)), None)
+    if name is None:
+        known = not instruction or instruction.startswith(WITHOUT_EFFECT)
+        return "((void)0)" if known else f'emulated::unknown("{instruction.split()[0]}")'
+    return f"emulated::{name}({', '.join(operands)})"
+
+
+@cache
+def library(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...], arch: int, folder: Path) -> Any:
+    """The function that launches a kernel, from a shared library that is compiled into `folder`, or lies there."""
+    header, sources = _prepared(folder)
+    name = hashlib.sha256(repr((str(header), str(sources), entry, macros, arch)).encode()).hexdigest()[:20]
+    built = folder / f"{name}.so"
+    if not built.is_file():
+        defined = "".join(f"#define {macro} {value}\n" for macro, value in (*macros, ("EMULATED_ARCH", arch)))
+        (own,) = sources.glob(f"*/{file.name}")
+        _compile(f'#include "{header}"\n{defined}#include "{own}"\n{_MAIN.format(entry)}', built, "-shared")
+    run = ctypes.CDLL(str(built)).emulated_run
+    run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7]
+    return run
+
+
+_MAIN = """extern "C" int emulated_run(void** arguments, unsigned x, unsigned y, unsigned z, unsigned threads,
+                            unsigned shared, unsigned cluster, unsigned order) {{
+  return emulated::launch({}, arguments, {{x, y, z}}, threads, shared, cluster, order);
+}}
+"""
+
+
+@cache
+def _prepared(folder: Path) -> tuple[Path, Path]:
+    """The compiled header, and the folder with all sources as a C++ compiler takes them; named after their contents."""
+    files = {path.relative_to(data("kernels")): path.read_text() for path in data("kernels").glob("*/*.cu*")}
+    text = HEADER.read_text()
+    header = folder / f"{_short(text)}.h"
+    if not header.with_suffix(".h.gch").is_file():
+        header.write_text(text)
+        _compile(header, header.with_suffix(".h.gch"))
+    sources = folder / _short(repr(sorted(files.items())))
+    for path, source in files.items():
+        to = sources / path
+        if not to.is_file():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_text(emulated_source(source))
+    return header, sources
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _compile(source: str | Path, to: Path, *options: str) -> None:
+    """Compile a text or a header to a file, which is there as a whole or not at all: processes may share the folder."""
+    options = (*options, "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC")
+    includes = [f"-I{path}" for path in (HEADER.parent, *_cuda_includes())]
+    part = to.with_name(f"{to.name}.{os.getpid()}")
+    text = source if isinstance(source, str) else ""
+    what = ["-x", "c++", "-"] if text else ["-x", "c++-header", str(source)]
+    command = [compiler(), *options, *includes, *what, "-o", str(part)]
+    made = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    assert not made.returncode, made.stderr[:4000]
+    part.rename(to)
+
+
+def _cuda_includes() -> Iterator[Path]:
+    import nvidia  # type: ignore[import-untyped]
+
+    for root in nvidia.__path__:
+        yield from Path(root).glob("*/include")
+
+
+@dataclass
+class Gpu:
+    """What stands in for a GPU: it loads kernels that run on the CPU.
+
+    order: of threads: 0 as they are numbered, 1 backwards, 2 by chance. launched: the entries of all launches.
+    """
+
+    folder: Path
+    multiprocessors: int = 3
+    arch: int = 900
+    order: int = 0
+    launched: list[str] = field(default_factory=list)
+
+    def load(self, file: Path, entry: str, macros: Mapping[str, str | int]) -> EmulatedKernel:
+        return EmulatedKernel(self, file, entry, tuple(macros.items()))
+
+    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+        """Be the GPU that kernels and plans see."""
+        patch.setattr(cuda, "load", self.load)
+        patch.setattr(cuda, "resident_threads", lambda: self.multiprocessors * 2048)
+        patch.setattr(cuda, "multiprocessors", lambda: self.multiprocessors)
+        patch.setattr(cuda, "has_clusters", lambda: self.arch >= 900)
+        patch.setattr(cuda, "shared_memory", lambda: 227 * 1024)
+
+
+@dataclass
+class EmulatedKernel:
+    """A kernel as harness.cuda gives it, whose launches end before they return."""
+
+    gpu: Gpu
+    file: Path
+    entry: str
+    macros: tuple[tuple[str, str | int], ...]
+    facts = KernelFacts("emulated", 0, 0, 0)
+
+    def __call__(
+        self, grid: int | Sequence[int], block: int, *arguments: Any, shared: int = 0, cluster: int | None = None
+    ) -> None:
+        sizes = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
+        if 0 in sizes:
+            return
+        assert block % 32 == 0, "emulate whole warps"
+        assert block <= 1024
+        assert sizes[0] % (cluster or 1) == 0
+        values = [_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        run = library(self.file, self.entry, self.macros, self.gpu.arch, self.gpu.folder)
+        self.gpu.launched.append(self.entry)
+        wrong = run(pointers, *sizes, block, shared, cluster or 1, self.gpu.order)
+        assert not wrong, f"{self.entry}: {_WRONG[wrong]}"
+
+    def resident_clusters(self, *_: object) -> int:
+        return 2
+
+
+def _value(argument: Any) -> Any:
+    if argument is None:
+        return ctypes.c_void_p(0)
+    return ctypes.c_void_p(argument.data_ptr()) if hasattr(argument, "data_ptr") else argument
+
+
+def guarded(tensor: Any, offset: int = 0) -> Any:
+    """A copy of a tensor that begins `offset` elements past 16 bytes, as near to pages that can't be read as it may.
+
+    The page behind the copy begins less than 16 bytes, and `offset` elements, behind its end.
+    """
+    import torch
+
+    size = tensor.element_size()
+    page = mmap.PAGESIZE
+    room = math.ceil((offset + tensor.numel()) * size / 16) * 16
+    pages = max(1, math.ceil(room / page))
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for forbidden in (begin, begin + (pages + 1) * page):
+        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(forbidden), page, 0)
+    first = (pages + 1) * page - room + offset * size
+    if not tensor.numel():
+        return tensor.clone()
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=tensor.numel() * size, offset=first)
+    return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def complaint(gpu: Gpu, op: Op, case: Case, offsets: Mapping[str, int] | None = None) -> str | None:
+    """What is wrong with a call of a case's variant on the stand-in for a GPU; None if nothing is.
+
+    offsets: elements by which tensors begin past 16 bytes, by name.
+    """
+    import torch
+
+    variant, apart = op.variants[case.variant], offsets or {}
+    ctx = Context(case, getattr(torch, case.dtype), torch.device("cpu"), torch.Generator().manual_seed(1), op)
+    with pytest.MonkeyPatch.context() as patch:
+        gpu.stand_in(patch)
+        inputs = check.make_inputs(ctx)
+        given = vars(check.merged(inputs, check.make_outputs(ctx, variant)))
+        tensors = Tensors(**{name: guarded(tensor, apart.get(name, 0)) for name, tensor in given.items()})
+        variant.prepare(ctx)(tensors)
+    return check.complaint(ctx, variant, inputs, tensors)

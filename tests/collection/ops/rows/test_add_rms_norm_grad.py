@@ -1,0 +1,55 @@
+"""The backward of RMSNorm with a residual: what its kernels are compiled for, its plan, and its check."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.collection.ops.chip import H200
+from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan
+
+COMPILED = [
+    {"M": 1000, "N": columns} for columns in (77, 128, 1024, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384, 32_768)
+]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64, 1000])
+def test_eager_is_right(trial, dtype, columns):
+    assert trial("add_rms_norm_grad", "eager", dtype, M=50, N=columns).complaint_after_call() is None
+
+
+def test_the_gradient_is_autograds(trial):
+    import torch
+
+    made = trial("add_rms_norm_grad", "eager", "float32", M=9, N=20)
+    x, gamma = made.inputs.x.double().requires_grad_(), made.inputs.gamma.double().requires_grad_()
+    y = torch.nn.functional.rms_norm(x, [20], gamma, 1e-5)
+    dx, dgamma = torch.autograd.grad((y, x), (x, gamma), (made.inputs.dy.double(), made.inputs.dsum.double()))
+    assert made.complaint(dx=dx.float(), dgamma=dgamma.float()) is None
+
+
+@pytest.mark.parametrize("output", ["dx", "dgamma"])
+def test_the_check_sees_a_wrong_element(trial, output):
+    made = trial("add_rms_norm_grad", "eager", "float32", M=7, N=100)
+    assert made.complaint_after_call(lambda t: getattr(t, output)[5:6].mul_(1.001).add_(1e-3)) is not None
+
+
+def test_the_check_sees_a_residual_that_is_forgotten(trial):
+    made = trial("add_rms_norm_grad", "eager", "bfloat16", M=7, N=100)
+    assert made.complaint_after_call(lambda t: t.dx[3].sub_(made.inputs.dsum[3])) is not None
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("columns", [8, 128, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384])
+def test_plans_hold_rows_in_what_a_multiprocessor_has(itemsize, columns):
+    plan = AddNormGradPlan.of(columns, itemsize, H200)
+    packs = columns * itemsize // 16
+    assert plan.kept * plan.threads >= packs > (plan.kept - 1) * plan.threads
+    assert plan.kept * 16 // itemsize <= 32
+    assert plan.threads * plan.resident <= 512
+    assert plan.resident * (plan.shared + 2048) <= H200.shared + 1024 + plan.resident * 1024
+    assert plan.stages >= (1 if itemsize * columns > 38_000 else 2)
+
+
+@pytest.mark.parametrize(("columns", "itemsize"), [(77, 2), (16_392, 2), (32_768, 2), (2, 4)])
+def test_rows_without_a_plan(columns, itemsize):
+    assert AddNormGradPlan.of(columns, itemsize, H200) is None

@@ -89,14 +89,19 @@ def build(site: Path, runs: frozenset[str]) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
     source.mkdir(parents=True)
     pages = stage(source, runs)
-    strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", f"--jobs={os.cpu_count() or 1}"]
-    places = [f"--conf-dir={ROOT / 'docs'}", f"--doctree-dir={source / '.doctrees'}", str(source), str(site)]
-    if subprocess.run([sys.executable, "-m", "sphinx", *strict, *places], check=False).returncode:
+    if not strict(source, site):
         return ["Sphinx has warnings, which stand above"]
     site_sources.write(site, pages)
     for name in runs:
         shutil.copyfile(source / RUNS / name / site_runs.PAGE, site / RUNS / name / site_runs.PAGE)
     return [f"a link leads nowhere: {link}" for link in site_links.broken(site)]
+
+
+def strict(source: Path, site: Path) -> bool:
+    """Whether Sphinx makes a site of the staged pages without a warning."""
+    options = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", f"--jobs={os.cpu_count() or 1}"]
+    places = [f"--conf-dir={ROOT / 'docs'}", f"--doctree-dir={source / '.doctrees'}", str(source), str(site)]
+    return subprocess.run([sys.executable, "-m", "sphinx", *options, *places], check=False).returncode == 0
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -81,7 +81,8 @@ def _op(
     yield f"{cell(op.summary)}."
     if op.symbols:
         rows = [(code(name), cell(text), code(str(op.defaults.get(name, "")))) for name, text in op.symbols.items()]
-        yield _table("Sizes", ("symbol", "meaning", "default"), rows)
+        width = 3 if op.defaults else 2
+        yield _table("Sizes", ("symbol", "meaning", "default")[:width], [row[:width] for row in rows])
     if op.choices:
         yield _table(
             "Choices",
@@ -99,6 +100,8 @@ def _op(
         for v in op.variants.values()
     ]
     yield _table("Variants", ("variant", "role", "devices", "rows", "what it does"), variants)
+    if any(v.rows for v in op.variants.values()):
+        yield f"Rows are {pages.link('techniques of public texts', RUNS / 'rows.md', place)}."
     yield from _work(op, scenarios)
     yield from _where(op, scenarios, runs, pages, place)
 
@@ -124,7 +127,8 @@ def _work(op: Op, scenarios: Sequence[Definition]) -> Iterator[str]:
         yield f"Operations: {', '.join(f'{code(text)} in {kind}' for kind, text in op.flops.items())}."
     if example := next(((scenario.dtypes[0], scenario.settings[0]) for scenario in scenarios), None):
         dtype, setting = example
-        named = ", ".join(f"{name}={written(value)}" for name, value in setting.values.items())
+        values = [*setting.shape, *setting.choices, *([("world", setting.world)] if setting.world > 1 else [])]
+        named = ", ".join(f"{name}={written(value)}" for name, value in values)
         yield f"For example, a call at `{named}` in {dtype}: {_amounts(op.work_of(setting.values, dtype))}."
 
 

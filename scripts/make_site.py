@@ -55,7 +55,7 @@ def stage(folder: Path, runs: frozenset[str]) -> Pages:
     for reference in site_reference.PAGES:
         pages.write(f"reference/{reference.page}.md", site_reference.page(reference))
     pages.write(
-        "reference/metrics.md", f"{site_catalogue.metrics()}\n{site_reference.of_functions('harness.metrics', METRICS)}"
+        "reference/metrics.md", f"{site_catalogue.metrics()}\n{site_reference.of_names('harness.metrics', METRICS)}"
     )
     pages.write("reference/pytest.md", site_commands.of_pytest())
     commands = site_commands.commands()
@@ -83,7 +83,7 @@ def toctree(title: str, names: Sequence[str]) -> str:
 
 
 def build(site: Path, runs: frozenset[str]) -> list[str]:
-    """Build the site in a folder, anew. Gives what is wrong with it, and nothing if it is fine."""
+    """Build the site in a folder, anew, and leave the staged pages beside it. Gives what is wrong, if anything is."""
     source = site.with_name(f"{site.name}{SOURCE}")
     for folder in (site, source):
         shutil.rmtree(folder, ignore_errors=True)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     runs = {"all": every, "none": []}.get(given.runs, given.runs.split(","))
     if unknown := set(runs) - set(every):
         parser.error(f"no committed run is named {', '.join(sorted(unknown))}; there are {', '.join(every)}")
-    if given.output.exists() and any(given.output.iterdir()) and not (given.output / "objects.inv").exists():
+    if given.output.resolve() != SITE and _holds_something_else(given.output):
         parser.error(f"{given.output} holds something else than a site; name a new folder, or an empty one")
     started = time.monotonic()
     problems = build(given.output.resolve(), frozenset(runs))
@@ -122,6 +122,11 @@ def main(arguments: Sequence[str]) -> int:
         print(problem, file=sys.stderr)
     print(f"{given.output}: {len(runs)} runs, {time.monotonic() - started:.0f} s")
     return 1 if problems else 0
+
+
+def _holds_something_else(folder: Path) -> bool:
+    """Whether a folder, which a build would delete, holds what no build has made."""
+    return folder.exists() and any(folder.iterdir()) and not (folder / "objects.inv").exists()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from harness.metrics import COMMON, COUNTED, METRICS, Metric
 from harness.model import Work
 from harness.model.case import written
 from harness.ops import Catalogue, Op, Tensor
-from harness.report.formats.markdown import cell, code
+from harness.report.formats.markdown import cell, code, prose
 from harness.scenario import load
 from harness.scenario.definition import Definition
 from harness.units import BYTES
@@ -171,9 +171,15 @@ def metrics() -> str:
     )
     parts = ["# Metrics", _KEYS]
     for title, group in groups:
-        rows = [(code(m.name), cell(m.title), m.better or "-", cell(_from(m)), cell(m.hint)) for m in group]
-        parts.append(_table(title, ("name", "title", "better", "from", "how to read it"), rows))
+        parts.append("\n".join([f"## {title}", "", *map(_metric, group)]))
     return "\n\n".join(parts) + "\n"
+
+
+def _metric(metric: Metric) -> str:
+    """An item of the list. Hints are long, so a table would be too narrow on a telephone."""
+    better = f"; {metric.better} is better" if metric.better else ""
+    hint = f": {prose(metric.hint)}" if metric.hint else ""
+    return f"- {code(metric.name)}, {prose(metric.title)} (from {_from(metric)}{better}){hint}"
 
 
 def _from(metric: Metric) -> str:

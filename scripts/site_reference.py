@@ -28,22 +28,18 @@ class Reference:
     title: str
     module: str
     names_of: tuple[str, ...]
-    only: tuple[str, ...] = ()
 
 
 PAGES = (
     Reference("python", "Python: `import harness as hb`", "harness.api", ("harness", "harness.api")),
     Reference("ops", "The door for ops: `harness.ops`", "harness.ops", ("harness.ops",)),
-    Reference("nn", "Kernels in a model: `harness.nn`", "harness.nn", ("harness.nn",)),
+    Reference("nn", "Kernels in a model: `harness.nn`", "harness.collection.nn", ("harness.nn",)),
 )
 
 
 def page(reference: Reference) -> str:
     """The text of a reference page."""
-    told = import_module(reference.module)
-    if reference.module == "harness.nn":
-        told = import_module("harness.collection.nn")
-    parts = [f"# {reference.title}", prose(inspect.getdoc(told) or "")]
+    parts = [f"# {reference.title}", prose(inspect.getdoc(import_module(reference.module)) or "")]
     seen: set[str] = set()
     for name in reference.names_of:
         module = import_module(name)
@@ -54,7 +50,7 @@ def page(reference: Reference) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def of_functions(module: str, names: tuple[str, ...]) -> str:
+def of_names(module: str, names: tuple[str, ...]) -> str:
     """The documentation of some functions and classes of a module."""
     found = import_module(module)
     return "\n\n".join([f"```{{py:currentmodule}} {module}\n```", *(_documented(found, name) for name in names)])

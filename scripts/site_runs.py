@@ -21,6 +21,8 @@ from harness import report
 from harness.cli.report import stale
 from harness.ops import Catalogue, known_cases
 from harness.report import preface
+from harness.report.formats.markdown import cell
+from harness.report.plotting import FOLDER as FIGURES
 
 FOLDER = ROOT / RUNS
 PAGE = "report.html"
@@ -56,9 +58,11 @@ def render(chosen: Iterable[str], staged: Path) -> list[Told]:
 def _render(name: str, staged: Path) -> Told:
     folder, place = FOLDER / name, staged / RUNS / name
     place.mkdir(parents=True)
-    shutil.copytree(folder / "plots", place / "plots")
+    if (folder / FIGURES).is_dir():
+        shutil.copytree(folder / FIGURES, place / FIGURES)
+    catalogue = Catalogue()  # which registers the metrics of ops, before a run is read
     run = known_cases.load(folder)
-    (notes,) = stale([run], Catalogue())
+    (notes,) = stale([run], catalogue)
     report.write(run, place, ["markdown", "html"], notes)
     page = place / REPORT
     (place / "index.md").write_text(_linked(page.read_text(encoding="utf-8")), encoding="utf-8")
@@ -86,10 +90,10 @@ def listed(runs: Sequence[Told]) -> str:
     rows = (
         (
             f"[{told.name}]({told.name}/index.md)",
-            "; ".join(told.titles),
+            cell("; ".join(told.titles)),
             ", ".join(f"`{op}`" for op in told.ops),
             told.day,
-            told.outcome.rstrip("."),
+            told.outcome,
         )
         for told in runs
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -111,6 +112,17 @@ def test_a_link_of_a_built_site_that_leads_nowhere_is_found(tmp_path: Path, link
     assert bool(site_links.broken(site)) == broken
 
 
+def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path) -> None:
+    if reason := lacks_extra():
+        pytest.skip(reason)
+    import make_site
+
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        make_site.main(["--runs", "none", "--output", str(tmp_path)])
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 @pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_sphinx_refuses_a_page_with_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
@@ -129,13 +141,16 @@ def test_sphinx_refuses_a_page_with_a_broken_link(tmp_path: Path) -> None:
 @pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_a_small_site_is_built_without_a_warning_and_without_a_broken_link(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    done = subprocess.run([sys.executable, "-c", SMALL, str(site), RUN], capture_output=True, text=True, check=False)
+    environment = os.environ | {"GITHUB_REPOSITORY": "an/example"}
+    command = [sys.executable, "-c", SMALL, str(site), RUN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
     def page(name: str) -> str:
         return (site / name).read_text(encoding="utf-8")
 
     assert "GPU benchmarking harness" in page("index.html")
+    assert 'href="https://github.com/an/example"' in page("index.html")
     assert 'href="report.html"' in page(f"reports/h200/{RUN}/index.html")
     assert "<!doctype html>" in page(f"reports/h200/{RUN}/report.html")
     assert f'href="{RUN}/index.html"' in page("reports/h200/index.html")

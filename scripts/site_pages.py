@@ -98,7 +98,8 @@ class Pages:
             shutil.copyfile(file, copied)
             return path
         name = path / "index.html" if file.is_dir() else path.with_name(f"{path.name}.html")
-        return self.sources.setdefault(path, SOURCES / name)
+        # GitHub Pages takes no file whose name begins with a dot.
+        return self.sources.setdefault(path, SOURCES.joinpath(*(part.lstrip(".") for part in name.parts)))
 
     def target(self, there: PurePosixPath, page: PurePosixPath) -> str:
         """What a link says that leads from a page to a place of the site."""

@@ -56,6 +56,7 @@ def pages(tmp_path: Path, runs: frozenset[str] = frozenset()) -> site_pages.Page
         ("[the notebook](notebook.ipynb)", "[the notebook](notebook.md)"),
         ("[a file](../examples/own_op.py)", "[a file](site:../sources/examples/own_op.py.html)"),
         ("[a folder](../harness/gate/rules)", "[a folder](site:../sources/harness/gate/rules/index.html)"),
+        ("[of a hidden folder](../.ci/run)", "[of a hidden folder](site:../sources/ci/run.html)"),
         ("[over\nlines](../examples/README.md)", "[over\nlines](../examples/index.md)"),
         ("[elsewhere](https://a.org/README.md) [here](#part)", "[elsewhere](https://a.org/README.md) [here](#part)"),
         ("```\n[code](../README.md)\n```\n[text](../README.md)", "```\n[code](../README.md)\n```\n[text](../index.md)"),

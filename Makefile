@@ -3,6 +3,7 @@
 # make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
+# make site       the documentation with every committed run, as pages in site/      ARGS="--runs none" goes to the script
 # make clean      remove what make made
 #
 # PYTHON=python3.12 picks the interpreter that .venv is made with.
@@ -20,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: bench test test-instrument test-collection lint gpu-test clean
+.PHONY: bench test test-instrument test-collection lint gpu-test site clean
 
 bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
@@ -45,8 +46,13 @@ gpu-test: $(READY)
 	$(BIN)/pytest -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS) || test $$? = 5
 	$(BIN)/pytest -m "gpu and alone" --timeout 600 $(ARGS) || test $$? = 5
 
+# The extra comes on demand: only the site needs it.
+site: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python scripts/make_site.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist site site.source .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamped last, so that an install that was cut off is done again.

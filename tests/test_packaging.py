@@ -43,7 +43,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist, built from a copy of the tree."""
     folder = tmp_path_factory.mktemp("built")
     tree = folder / "tree"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "reports"))
+    shutil.copytree(
+        ROOT,
+        tree,
+        ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "reports", "site", "site.source"),
+    )
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=tree, check=True)
     return folder
 

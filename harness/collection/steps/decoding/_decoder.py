@@ -9,7 +9,7 @@ from torch.nn import functional
 from harness.collection.models.llama import Llama, LlamaOperators, angles
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc] # torch has no types
     """Tokens (B), each behind `context` others of its sequence, to logits (B, V).
 
     keys, values: of all layers, each (B, K, context + 1, D) as in `harness.collection.models.llama`. The last place is

@@ -26,7 +26,7 @@ def in_float8(model: torch.nn.Module) -> torch.nn.Module:
     for block in blocks_of(model).values():
         for module in block.modules():
             if isinstance(module, torch.nn.Linear):
-                module.forward = partial(linear, module.weight)  # type: ignore[method-assign]
+                module.forward = partial(linear, module.weight)
     return model
 
 
@@ -66,7 +66,7 @@ def _product(a: Any, b: Any, *, fast: bool) -> torch.Tensor:
 def _function() -> Callable[..., Any]:
     import torch
 
-    class Float8Product(torch.autograd.Function):
+    class Float8Product(torch.autograd.Function):  # type: ignore[misc] # torch has no types
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x, weight)

@@ -12,7 +12,9 @@ from harness.collection.nn._kernels import Described, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import (
     _misfit,
+    _rms_norm_formula,
     _rms_norm_grad,
+    _rms_norm_grad_by_torch,
     _rounded_by_kernel,
     _sum,
     _wide,
@@ -32,6 +34,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = EPS) 
 
     x, residual: (..., N); weight: (N,). Types, eps and errors are as in layer_norm(). The sum is rounded to the type of
     x, and the norm is of the rounded sum. Torch adds tensors of different types or shapes.
+
+    >>> nn.add_rms_norm(torch.tensor([[1.0, 2.0]]), residual=torch.tensor([[2.0, 1.0]]), weight=torch.ones(2), eps=0.0)
+    (tensor([[1., 1.]]), tensor([[3., 3.]]))
     """
     if weight.shape != x.shape[-1:] or not x.dtype.is_floating_point or not x.ndim:
         raise _misfit(x, weight=weight)
@@ -106,6 +111,7 @@ def _add_rms_norm_grad_fake(
 
 def _add_rms_norm_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, total, rstd = output
+    ctx.eps = inputs[3]
     ctx.save_for_backward(total, inputs[2], rstd)
 
 
@@ -120,6 +126,23 @@ def _add_rms_norm_backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> 
     return dx, dx, dgamma, None
 
 
+def _add_rms_norm_formula(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _rms_norm_formula(total, weight, eps), total
+
+
+def _add_rms_norm_backward_formula(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Any, ...]:
+    total, weight, _ = ctx.saved_tensors
+    if dy is None:
+        return dsum, dsum, None, None
+    rstd = (_wide(total).square().mean(-1) + ctx.eps).rsqrt()
+    if dsum is None:
+        dx, dgamma = _rms_norm_grad_by_torch(dy, total, weight, rstd)
+    else:
+        dx, dgamma = _add_rms_norm_grad_by_torch(dy, dsum, total, weight, rstd)
+    return dx, dx, dgamma, None
+
+
 _add_rms_norm = operator(
     "add_rms_norm",
     "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
@@ -128,6 +151,8 @@ _add_rms_norm = operator(
     _add_rms_norm_saves,
     _add_rms_norm_backward,
     slopes=2,
+    formula=_add_rms_norm_formula,
+    backward_formula=_add_rms_norm_backward_formula,
 )
 _add_rms_norm_grad = operator(
     "add_rms_norm_grad",
@@ -145,11 +170,19 @@ def add_rms_norm_quantize(  # noqa: PLR0913, PLR0917 - what a user may choose
     q: torch.float8_e4m3fn or torch.int8, of the shape of x; q * scale is the norm. scale: (1,), float32, if given;
     otherwise the result has one for each row, (..., 1): the row's largest number over 448 or 127. to: 'e4m3' or 'int8'.
     Types and eps are as in add_rms_norm(). Raises ValueError for another type, and for tensors that don't fit.
+
+    >>> x, residual = torch.tensor([[127.0, -127.0]]), torch.zeros(1, 2)
+    >>> q, scale, total = nn.add_rms_norm_quantize(x, residual, weight=torch.ones(2), to="int8")
+    >>> q
+    tensor([[ 127, -127]], dtype=torch.int8)
     """
     if to not in quantise.LARGEST:
         raise ValueError(f"to is {to!r}; allowed: {', '.join(quantise.LARGEST)}")
-    if weight.shape != x.shape[-1:] or residual.shape != x.shape or residual.dtype != x.dtype:
-        raise _misfit(x, weight=weight) if weight.shape != x.shape[-1:] else ValueError("residual isn't like x")
+    if weight.shape != x.shape[-1:] or not x.dtype.is_floating_point or not x.ndim:
+        raise _misfit(x, weight=weight)
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        found = f"residual is {tuple(residual.shape)}, {residual.dtype}"
+        raise ValueError(f"{found}; it must be as x is: {tuple(x.shape)}, {x.dtype}")
     total, q, scales = _quantize(x, residual, weight.to(x.dtype), scale, to == "int8", eps)
     kind = torch.int8 if to == "int8" else torch.float8_e4m3fn
     return q.view(kind), scale if scale is not None else scales.view(*x.shape[:-1], 1), total
@@ -205,8 +238,14 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """The product silu(gate) * up. gate, up: (..., H); without `up`, gate is (..., 2 H) and has up behind the gate.
 
     The result (..., H) has the type of gate. Raises ValueError where shapes or types don't fit.
+
+    >>> nn.swiglu(torch.tensor([0.0, 100.0]), up=torch.tensor([5.0, 2.0]))
+    tensor([  0., 200.])
     """
-    if up is None and (not gate.ndim or gate.shape[-1] % 2):
+    if not gate.dtype.is_floating_point or not gate.ndim:
+        found = f"gate is {tuple(gate.shape)}, and is of {gate.dtype}"
+        raise ValueError(f"{found}; swiglu takes (..., H) of floating-point numbers")
+    if up is None and gate.shape[-1] % 2:
         raise ValueError(f"gate is {tuple(gate.shape)}; without up, its last dimension is even: gate and up")
     if up is not None and (up.shape != gate.shape or up.dtype != gate.dtype):
         found = f"up is {tuple(up.shape)}, {up.dtype}"
@@ -264,8 +303,10 @@ def _swiglu_grad_run(dy: Tensor, gate: Tensor, up: Tensor | None) -> tuple[Tenso
 def _swiglu_grad_by_torch(dy: Tensor, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     first, second = gate.chunk(2, -1) if up is None else (gate, up)
     wide, g = _wide(dy), _wide(first)
-    dgate = torch.ops.aten.silu_backward(wide * _wide(second), g).to(gate.dtype)
-    dup = (wide * functional.silu(g)).to(gate.dtype)
+    # Torch's own backward of silu has no derivative.
+    sigmoid = g.sigmoid()
+    dgate = (wide * _wide(second) * sigmoid * (1 + g * (1 - sigmoid))).to(gate.dtype)
+    dup = (wide * g * sigmoid).to(gate.dtype)
     if up is None:
         return torch.cat((dgate, dup), -1), gate.new_empty(0)
     return dgate.contiguous(), dup.contiguous()
@@ -285,8 +326,21 @@ def _swiglu_backward(ctx: Any, dy: Tensor) -> tuple[Any, Any]:
     return dgate, None if up is None else dup
 
 
+def _swiglu_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, Any]:
+    gate, up = ctx.saved_tensors
+    dgate, dup = _swiglu_grad_by_torch(dy, gate, up)
+    return dgate, None if up is None else dup
+
+
 _swiglu = operator(
-    "swiglu", "(Tensor gate, Tensor? up) -> Tensor", _swiglu_run, _swiglu_fake, _swiglu_saves, _swiglu_backward
+    "swiglu",
+    "(Tensor gate, Tensor? up) -> Tensor",
+    _swiglu_run,
+    _swiglu_fake,
+    _swiglu_saves,
+    _swiglu_backward,
+    formula=_swiglu_by_torch,
+    backward_formula=_swiglu_backward_formula,
 )
 _swiglu_grad = operator(
     "swiglu_grad",

@@ -29,8 +29,12 @@ def cross_entropy(
     The loss is float32 (float64 for float64): no copy of the logits is made, whatever their type. Rows whose target is
     `ignore_index` don't count. Each ignore_index has kernels of its own. Torch computes other reductions than 'mean',
     and label smoothing, with the copies that it needs. Raises ValueError where targets don't fit.
+
+    >>> nn.cross_entropy(torch.zeros(3, 4), targets=torch.tensor([0, 3, -100]))
+    tensor(1.3863)
     """
-    if targets.shape != logits.shape[:-1] or not logits.ndim:
+    _refuse_others("logits", logits)
+    if targets.shape != logits.shape[:-1]:
         found = f"targets are {tuple(targets.shape)}"
         raise ValueError(f"{found}; for logits of {tuple(logits.shape)} they must be {tuple(logits.shape[:-1])}")
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long()
@@ -41,6 +45,14 @@ def cross_entropy(
         return losses.view(targets.shape) if reduction == "none" else losses
     made: Tensor = _cross_entropy(rows, flat, ignore_index)
     return made.view(())
+
+
+def _refuse_others(name: str, x: Tensor) -> None:
+    """Raise ValueError for what isn't a tensor of floating-point numbers with a dimension."""
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"{name} is of {x.dtype}; cross-entropy takes floating-point numbers")
+    if not x.ndim:
+        raise ValueError(f"{name} has no dimension; cross-entropy takes rows")
 
 
 def _of_logits(logits: Tensor, ignored: int) -> Described:
@@ -94,7 +106,7 @@ def _gradient(logits: Tensor, targets: Tensor, lse: Tensor, factor: Tensor, igno
     counted = (targets != ignored)[:, None]
     share = (_wide(logits) - lse[:, None]).exp()
     places = targets.where(counted[:, 0], 0)[:, None]
-    share.scatter_add_(1, places, -torch.ones_like(places, dtype=share.dtype))
+    share = share.scatter_add(1, places, -torch.ones_like(places, dtype=share.dtype))
     return torch.where(counted, share * factor, 0.0).to(logits.dtype)
 
 
@@ -107,6 +119,17 @@ def _backward(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
     return _cross_entropy_grad(*ctx.saved_tensors, dloss, ctx.ignored), None, None
 
 
+@without_autocast
+def _formula(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    return functional.cross_entropy(_wide(logits), targets, ignore_index=ignored).view(1)
+
+
+def _backward_formula(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
+    logits, targets, _, valid = ctx.saved_tensors
+    lse = torch.logsumexp(_wide(logits), 1)
+    return _gradient(logits, targets, lse, dloss / valid, ctx.ignored), None, None
+
+
 _cross_entropy = operator(
     "cross_entropy",
     "(Tensor logits, Tensor targets, int ignored) -> (Tensor, Tensor, Tensor)",
@@ -114,6 +137,8 @@ _cross_entropy = operator(
     _forward_fake,
     _saves,
     _backward,
+    formula=_formula,
+    backward_formula=_backward_formula,
 )
 _cross_entropy_grad = operator(
     "cross_entropy_grad",
@@ -135,14 +160,22 @@ def linear_cross_entropy(
     rows are made at a time, and become their own gradient, from which the gradients of x and weight are made at once:
     so the forward does the work of the backward, too. Without `chunk`, the logits of a chunk take about as much memory
     as x does, but a chunk has at least 1024 rows. The gradient of weight is added up in float32. Raises ValueError
-    where shapes or types don't fit.
+    where shapes or types don't fit, RuntimeError for tensors on several devices.
+
+    >>> nn.linear_cross_entropy(torch.ones(3, 2), weight=torch.ones(4, 2), targets=torch.tensor([0, 3, -100]))
+    tensor(1.3863)
     """
+    _refuse_others("x", x)
     if targets.shape != x.shape[:-1] or weight.ndim != 2 or weight.shape[1:] != x.shape[-1:]:
         shapes = f"x is {tuple(x.shape)}, weight is {tuple(weight.shape)}, targets are {tuple(targets.shape)}"
         raise ValueError(f"{shapes}; they must be (..., H), (V, H) and (...)")
     if weight.dtype != x.dtype or (chunk is not None and chunk < 1):
         found = f"x is of {x.dtype}, weight of {weight.dtype}, chunk is {chunk}"
         raise ValueError(f"{found}; both must be of one type, and a chunk has 1 or more rows")
+    for name, other in (("weight", weight), ("targets", targets)):
+        if other.device != x.device:
+            found = f"{name} lies on {other.device}, other tensors on {x.device}"
+            raise RuntimeError(f"linear_cross_entropy: {found}; move it there")
     rows = x.reshape(-1, x.shape[-1])
     if chunk is None:
         chunk = max(1024, len(rows) * x.shape[-1] // max(1, len(weight)))
@@ -208,6 +241,20 @@ def _linear_backward(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
     return *made, *(None,) * 5
 
 
+@without_autocast
+def _linear_formula(x: Tensor, weight: Tensor, targets: Tensor, ignored: int, *_: Any) -> Tensor:
+    return functional.cross_entropy(_wide(x @ weight.T), targets, ignore_index=ignored).view(1)
+
+
+def _linear_backward_formula(ctx: Any, dloss: Tensor) -> tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "linear_cross_entropy of harness.nn keeps no logits, so its gradients have none (create_graph): "
+            "use nn.cross_entropy(x @ weight.T, targets) there"
+        )
+    return _linear_backward(ctx, dloss)
+
+
 _linear_cross_entropy = operator(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor targets, int ignored, int chunk, bool of_x, bool of_weight)"
@@ -216,6 +263,8 @@ _linear_cross_entropy = operator(
     _linear_fake,
     _linear_saves,
     _linear_backward,
+    formula=_linear_formula,
+    backward_formula=_linear_backward_formula,
 )
 
 
@@ -228,6 +277,10 @@ def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Te
     The gradient of weight is dense, and the sums in it are float32, in the order of the tokens: they repeat bit by bit.
     The row `padding_idx` has no gradient; each such index has kernels of its own. Raises ValueError where weight isn't
     (V, H), or has no such row.
+
+    >>> nn.embedding(torch.tensor([1, 0]), weight=torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[3., 4.],
+            [1., 2.]])
     """
     if weight.ndim != 2:
         raise ValueError(f"weight is {tuple(weight.shape)}; it must be (V, H)")
@@ -241,8 +294,10 @@ def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Te
 
 
 def _embedded(dy: Tensor, vocabulary: int, padding: int) -> Described:
-    macros: dict[str, str | int] = {} if padding == NO_PADDING else {"PADDING": padding}
-    return Described({"T": dy.shape[0], "V": vocabulary, "H": dy.shape[1]}, macros=macros)
+    sizes = {"T": dy.shape[0], "V": vocabulary, "H": dy.shape[1]}
+    # The catalogue has kernels for the first row.
+    macros: dict[str, str | int] = {} if padding in (NO_PADDING, 0) else {"PADDING": padding}
+    return Described(sizes, {"padding": "none" if padding else "first"}, macros=macros)
 
 
 _embedding_grads = OpKernels("embedding_grad", _embedded)
@@ -281,6 +336,15 @@ def _embedding_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return None, _embedding_grad(rows, ids.reshape(-1), ctx.vocabulary, ctx.padding), None
 
 
+def _embedding_formula(ids: Tensor, weight: Tensor, padding: int) -> Tensor:
+    return functional.embedding(ids, weight, None if padding == NO_PADDING else padding)
+
+
+def _embedding_backward_formula(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (ids,) = ctx.saved_tensors
+    return None, torch.ops.aten.embedding_dense_backward(dy, ids, ctx.vocabulary, ctx.padding, False), None
+
+
 _embedding = operator(
     "embedding",
     "(Tensor ids, Tensor weight, int padding) -> Tensor",
@@ -288,6 +352,8 @@ _embedding = operator(
     _embedding_fake,
     _embedding_saves,
     _embedding_backward,
+    formula=_embedding_formula,
+    backward_formula=_embedding_backward_formula,
 )
 _embedding_grad = operator(
     "embedding_grad",

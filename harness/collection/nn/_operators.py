@@ -61,7 +61,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     run = quick(run)
     opaque = opaque_operator(name, schema, run, fake)
     has_gradients = saves is not None and backward is not None
-    with_gradients = _refusing(f"harness.nn has no gradient of {name}, as second derivatives would need it")
+    with_gradients = _refusing(f"harness.nn has no gradient of {name}")
     by_formula = formula or _refusing(f"{name} of harness.nn has no formula for torch.func, dual numbers or DTensor")
     if saves is not None and backward is not None:
         opaque.register_autograd(_of_outputs(backward, backward_formula, slopes), setup_context=_marking(saves, slopes))

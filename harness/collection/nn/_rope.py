@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ def rope(  # noqa: PLR0913 - what rotates
     interleaved: whether neighbours are a pair, as in Meta's Llama, rather than the halves of a head, as in
     transformers. Angles have no gradient. The results have the type of q. Raises ValueError where shapes or types don't
     fit.
+
+    >>> q, k = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0]]])
+    >>> nn.rope(q, k, cos=torch.tensor([[0.0]]), sin=torch.tensor([[1.0]]))
+    (tensor([[[-2.,  1.]]]), tensor([[[-4.,  3.]]]))
     """
     _refuse(q, k, cos, sin)
     half = q.shape[-1] // 2
@@ -82,7 +87,7 @@ def _by_torch(  # noqa: PLR0913, PLR0917 - what rotates
         wide = _wide(x)
         first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
         made = first * cos - second * sin, second * cos + first * sin
-        whole = torch.stack(made, -1).flatten(-2) if interleaved else torch.cat(made, -1)
+        whole = torch.stack(made, -1).reshape(wide.shape) if interleaved else torch.cat(made, -1)
         return whole.to(x.dtype)
 
     return rotated(q), rotated(k)
@@ -100,14 +105,22 @@ def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(cos, sin, positions)
 
 
-def _backward(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> tuple[Any, ...]:
+def _turned_back(rotate: Callable[..., Any], ctx: Any, dq: Tensor | None, dk: Tensor | None) -> tuple[Any, ...]:
     given = dq if dq is not None else dk
     dq, dk = (
         slope if slope is not None else given.new_zeros(shape)  # type: ignore[union-attr]
         for slope, shape in zip((dq, dk), ctx.shapes, strict=True)
     )
     # The opposite angles take a rotation back.
-    return *_rope(dq, dk, *ctx.saved_tensors, ctx.interleaved, not ctx.backwards), *(None,) * 5
+    return *rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, not ctx.backwards), *(None,) * 5
+
+
+def _backward(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> tuple[Any, ...]:
+    return _turned_back(_rope, ctx, dq, dk)
+
+
+def _backward_formula(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> tuple[Any, ...]:
+    return _turned_back(_by_torch, ctx, dq, dk)
 
 
 _rope = operator(
@@ -119,4 +132,6 @@ _rope = operator(
     _saves,
     _backward,
     slopes=2,
+    formula=_by_torch,
+    backward_formula=_backward_formula,
 )

@@ -79,11 +79,20 @@ def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, An
         given = SimpleNamespace(q=split[0], k=split[1], v=split[2], bias=t.bias, mask=t.mask)
         out = _kernels.OPS["window_attention"].variants["eager"].prepare(call.context())(given)[0]
         return {"out": out.transpose(1, 2).flatten(2)}
-    if op.reference:
-        return op.reference(call.context(), given)
+    return op.reference(call.context(), given) if op.reference else _by_eager(call, given)
+
+
+def _by_eager(call: _kernels.KernelCall, given: SimpleNamespace) -> dict[str, Any]:
+    """The outputs of a call as the catalogue's variant `eager` has them."""
+    op = _kernels.OPS[call.op]
     eager = op.variants["eager"]
-    made = eager.prepare(replace(call.context(), case=replace(call.case, variant="eager")))(given)
-    return {tensor.name: value for tensor, value in zip(op.outputs, made, strict=True)}
+    ctx = replace(call.context(), case=replace(call.case, variant="eager"))
+    made = eager.prepare(ctx)(given)
+    if not eager.returns:  # it writes into what is given
+        return {}
+    _, outputs = op.tensors(eager)
+    own = {tensor.name: value for tensor, value in zip(outputs, made, strict=True)}
+    return own | (eager.decode(ctx, SimpleNamespace(**vars(given) | own)) if eager.decode else {})
 
 
 def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace, views: frozenset[str] = frozenset()) -> None:
@@ -92,6 +101,7 @@ def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace, views: froze
     views: tensors that lie in other tensors, which were looked at before.
     """
     op, symbols = _kernels.OPS[call.op], call.case.values
+    assert {name for name, _ in call.choices} == set(op.choices), "the kernel doesn't know its choices"
     inputs, outputs = op.tensors(op.variants["tuned"])
     assert vars(t).keys() == {tensor.name for tensor in (*inputs, *outputs)}
     for tensor in (*inputs, *outputs):

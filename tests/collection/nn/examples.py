@@ -68,6 +68,39 @@ def torch_batch_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) 
     return functional.relu(functional.batch_norm(x, None, None, weight, bias, training=True) + residual)
 
 
+def ids(x: Tensor, count: int) -> Tensor:
+    """A number below `count` for each row of x, which is batched or distributed as x is."""
+    row = x.detach().select(-1, 0) if x.ndim else x.detach()
+    return torch.ones_like(row, dtype=torch.long).cumsum(0) % count if row.ndim else row.long()
+
+
+def targets(x: Tensor, count: int) -> Tensor:
+    """The same, but that one row doesn't count."""
+    numbers = ids(x, count)
+    return numbers - 103 * (numbers == 3)
+
+
+def torch_linear_cross_entropy(x: Tensor, weight: Tensor) -> Tensor:
+    """The logits, and their cross-entropy."""
+    return functional.cross_entropy(x @ weight.T, targets(x, 7))
+
+
+def angles(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of 5 positions, which no transform knows of, as a model has them."""
+    table = torch.outer(
+        torch.arange(5, device=x.device, dtype=torch.float32), torch.tensor([1.0, 0.5, 0.25, 0.125], device=x.device)
+    )
+    return table.cos(), table.sin()
+
+
+def rotated(x: Tensor, interleaved: bool = False) -> Tensor:
+    """RoPE of (5, heads, 8), in plain torch."""
+    cos, sin = (table[: len(x), None] for table in angles(x))
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    made = first * cos - second * sin, second * cos + first * sin
+    return torch.stack(made, -1).flatten(-2) if interleaved else torch.cat(made, -1)
+
+
 _ROWS, _LAST, _IMAGES = (5, 8), (8,), (2, 4, 4, 8)
 EXAMPLES: dict[str, Example] = {
     "layer_norm": Example(nn.layer_norm, lambda x, w, b: functional.layer_norm(x, (8,), w, b), (_ROWS, _LAST, _LAST)),
@@ -106,8 +139,31 @@ EXAMPLES: dict[str, Example] = {
         (_IMAGES, _LAST, _LAST),
     ),
     "window_attention": Example(nn.window_attention, torch_attention, ((4, 9, 192), (2, 9, 9)), dtype=torch.float16),
+    "add_rms_norm": Example(
+        lambda x, r, w: torch.cat(nn.add_rms_norm(x, r, w), -1),
+        lambda x, r, w: torch.cat((functional.rms_norm(x + r, (8,), w, 1e-5), x + r), -1),
+        (_ROWS, _ROWS, _LAST),
+        (0, 1),
+    ),
+    "swiglu": Example(nn.swiglu, lambda gate, up: functional.silu(gate) * up, (_ROWS, _ROWS), (0, 1)),
+    "rope": Example(
+        lambda q, k: torch.cat(nn.rope(q, k, *angles(q)), -2),
+        lambda q, k: torch.cat((rotated(q), rotated(k)), -2),
+        ((5, 4, 8), (5, 2, 8)),
+        (0, 1),
+    ),
+    "cross_entropy": Example(
+        lambda x: nn.cross_entropy(x, targets(x, 8)).to(x.dtype),
+        lambda x: functional.cross_entropy(x, targets(x, 8)),
+        (_ROWS,),
+    ),
+    "linear_cross_entropy": Example(
+        lambda x, w: nn.linear_cross_entropy(x, w, targets(x, 7)).to(x.dtype),
+        torch_linear_cross_entropy,
+        (_ROWS, (7, 8)),
+    ),
+    "embedding": Example(lambda w: nn.embedding(ids(w, 3), w), lambda w: functional.embedding(ids(w, 3), w), ((7, 8),)),
 }
-
 """An example of each function, by its name."""
 VARIANTS: dict[str, Example] = {
     "layer_norm over several dimensions": Example(
@@ -148,6 +204,29 @@ VARIANTS: dict[str, Example] = {
         lambda x, w, b: nn.batch_norm_add_relu(x, None, None, None, w, b),
         lambda x, w, b: functional.relu(functional.batch_norm(x, None, None, w, b, training=True)),
         ((4, 3, 2, 4), (3,), (3,)),
+    ),
+    "add_rms_norm of which the norm is used": Example(
+        lambda x, r, w: nn.add_rms_norm(x, r, w)[0],
+        lambda x, r, w: functional.rms_norm(x + r, (8,), w, 1e-5),
+        (_ROWS, _ROWS, _LAST),
+        (0, 1),
+    ),
+    "swiglu of one tensor": Example(
+        nn.swiglu, lambda x: functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (_ROWS,)
+    ),
+    "rope of neighbours": Example(
+        lambda q, k: nn.rope(q, k, *angles(q), interleaved=True)[0] + 0 * k.sum(),
+        lambda q, k: rotated(q, interleaved=True) + 0 * k.sum(),
+        ((5, 4, 8), (5, 2, 8)),
+        (0, 1),
+    ),
+    "linear_cross_entropy in chunks": Example(
+        lambda x, w: nn.linear_cross_entropy(x, w, targets(x, 7), chunk=2).to(x.dtype),
+        torch_linear_cross_entropy,
+        (_ROWS, (7, 8)),
+    ),
+    "embedding with padding": Example(
+        lambda w: nn.embedding(ids(w, 3), w, 0), lambda w: functional.embedding(ids(w, 3), w, 0), ((7, 8),)
     ),
     "attention with masks": Example(
         lambda qkv, bias: nn.window_attention(qkv, bias, torch.ones(2, 9, 9, device=qkv.device).triu()),

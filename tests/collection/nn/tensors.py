@@ -139,6 +139,7 @@ def distributed(function: Call, inputs: list[Tensor], example: Example) -> list[
         ]
         y = again(function)(*own)
         assert isinstance(y, DTensor)
+        y = y.redistribute(placements=[Replicate() if one.is_partial() else one for one in y.placements])
         slope = distribute_tensor(ramp(y.full_tensor()), mesh, y.placements)
         made = [one.full_tensor() for one in (y, *torch.autograd.grad(y, own, slope))]
     if not example.draws:

@@ -76,6 +76,23 @@ def test_a_type_of_8_bits_that_is_not_there_is_told():
         nn.add_rms_norm_quantize(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8), to="e5m2")
 
 
+def test_rms_norm_in_8_bits_says_that_it_has_no_gradient():
+    x, residual, weight = leaves((3, 8), (3, 8), 8, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="no gradient of add_rms_norm_quantize"):
+        nn.add_rms_norm_quantize(x, residual, weight)
+    with torch.no_grad():
+        assert nn.add_rms_norm_quantize(x, residual, weight)[0].dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("residual", "weight", "said"),
+    [((3, 7), 8, r"residual is \(3, 7\), torch.float32; it must be as x is"), ((3, 8), 7, r"weight is \(7,\)")],
+)
+def test_rms_norm_in_8_bits_says_what_does_not_fit(residual, weight, said):
+    with pytest.raises(ValueError, match=said):
+        nn.add_rms_norm_quantize(torch.ones(3, 8), torch.ones(residual), torch.ones(weight))
+
+
 def test_swiglu_of_two_tensors_and_of_one():
     gate, up = leaves((2, 3, 8), (2, 3, 8))
     assert_alike(nn.swiglu(gate, up), functional.silu(gate) * up, [gate, up])

@@ -84,7 +84,12 @@ def test_linear_cross_entropy_says_what_does_not_fit(shapes, chunk):
         nn.linear_cross_entropy(torch.ones(x), torch.ones(weight), torch.zeros(rows, dtype=torch.long), chunk=chunk)
 
 
-@pytest.mark.parametrize("padding", [None, 3, -1])
+def test_linear_cross_entropy_says_what_lies_elsewhere():
+    with pytest.raises(RuntimeError, match="targets lies on meta, other tensors on cpu"):
+        nn.linear_cross_entropy(torch.ones(2, 4), torch.ones(3, 4), torch.zeros(2, dtype=torch.long, device="meta"))
+
+
+@pytest.mark.parametrize("padding", [None, 0, 3, -1])
 def test_embedding(padding):
     weight = torch.randn((7, 5), dtype=torch.float64).requires_grad_()
     ids = torch.tensor([[0, 3, 3], [6, 0, 1]])

@@ -262,7 +262,6 @@ def test_an_optimizer_and_a_scaler_go_on_from_their_state_and_back():
     ("change", "why"),
     [
         ({"amsgrad": True}, "our AdamW has no amsgrad"),
-        ({"amsgrad": True}, "our AdamW has no amsgrad"),
         ({"lr": torch.tensor(0.1)}, "its rate is a tensor, which a graph with our AdamW wouldn't follow"),
     ],
 )

@@ -22,16 +22,22 @@ class PeerLibrary:
     package: str
 
     def obstacle(
-        self, *, longest: int = 0, dtypes: Collection[str] = (), clusters: bool = False, multiple: int = 1
+        self,
+        *,
+        row: str = "N",
+        longest: int = 0,
+        dtypes: Collection[str] = (),
+        clusters: bool = False,
+        multiple: int = 1,
     ) -> Unsupported:
         """Why a case can't be run, as a function of the case.
 
-        longest: columns of a row at most. dtypes: the only ones it takes. clusters: it needs them, as sm_90 has them.
-        multiple: of bytes that a row must have.
+        row: the symbol of a row's columns. longest: columns of a row at most. dtypes: the only ones it takes.
+        clusters: it needs them, as sm_90 has them. multiple: of bytes that a row must have.
         """
 
         def reason(case: Case) -> str | None:
-            columns, itemsize = case.symbols["N"], 4 if case.dtype == "float32" else 2
+            columns, itemsize = case.symbols[row], 4 if case.dtype == "float32" else 2
             if importlib.util.find_spec(self.module) is None:
                 return f"{self.name} isn't installed: pip install '{self.package}'"
             if dtypes and case.dtype not in dtypes:

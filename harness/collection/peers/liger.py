@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from harness.collection.ops.llm import swiglu
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 from harness.collection.ops.rows._norm import EPS
 from harness.collection.peers._library import PeerLibrary
+from harness.model import Case
 from harness.ops import Context, Launch
 
 LIBRARY = PeerLibrary("Liger Kernel", "liger_kernel", "liger-kernel>=0.8")
@@ -78,3 +80,22 @@ def layer_norm_grad_liger(_: Context) -> Launch:
     from liger_kernel.ops.layer_norm import layer_norm_backward
 
     return lambda t: layer_norm_backward(t.dy, t.x, t.gamma, t.gamma, t.mean, t.rstd)
+
+
+_COLUMNS = LIBRARY.obstacle(row="H", longest=_LONGEST)
+
+
+def _two_tensors(case: Case) -> str | None:
+    if dict(case.choices)["layout"] == "packed":
+        return "Liger Kernel takes gate and up as two tensors, so halves of rows would have to be copied"
+    return _COLUMNS(case)
+
+
+@swiglu.OP.variant(
+    "liger", "Liger Kernel: a program a row, in Triton", role="peer", returns=True, unsupported=_two_tensors
+)
+def swiglu_liger(_: Context) -> Launch:
+    """Its forward, without autograd."""
+    from liger_kernel.ops.swiglu import swiglu_forward
+
+    return lambda t: (swiglu_forward(t.gate, t.up)[2],)

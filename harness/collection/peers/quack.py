@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+from harness.collection.ops.llm import cross_entropy, cross_entropy_grad
+from harness.collection.ops.llm._cross_entropy import IGNORED
+from harness.collection.ops.rows import (
+    add_rms_norm,
+    add_rms_norm_grad,
+    layer_norm,
+    layer_norm_grad,
+    rms_norm,
+    rms_norm_grad,
+    softmax,
+    softmax_grad,
+)
 from harness.collection.ops.rows._norm import EPS, X
 from harness.collection.peers._library import PeerLibrary
 from harness.ops import Context, Launch, Tensor, Tensors
 
 LIBRARY = PeerLibrary("QuACK", "quack", "quack-kernels>=0.6")
 _HOPPER = LIBRARY.obstacle(clusters=True)
+_OF_LOGITS = LIBRARY.obstacle(row="V", clusters=True)
 _SAID = "QuACK: rows by a warp, a block or a cluster, in the CuTe DSL"
 
 
@@ -80,3 +92,48 @@ def layer_norm_grad_quack(_: Context) -> Launch:
     from quack.rmsnorm import layernorm_bwd
 
     return lambda t: layernorm_bwd(t.x, t.gamma, t.dy, t.rstd, t.mean)
+
+
+@add_rms_norm.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def add_rms_norm_quack(_: Context) -> Launch:
+    """Its forward with a residual, which stores the sum."""
+    from quack.rmsnorm import rmsnorm_fwd
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        y, total, rstd, *_ = rmsnorm_fwd(t.x, t.gamma, residual=t.residual, eps=EPS, store_rstd=True)
+        return total, y, rstd
+
+    return launch
+
+
+@add_rms_norm_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+def add_rms_norm_grad_quack(_: Context) -> Launch:
+    """Its backward with a residual; the sums of columns are added by torch."""
+    from quack.rmsnorm import rmsnorm_bwd
+
+    return lambda t: rmsnorm_bwd(t.x, t.gamma, t.dy, t.rstd, dresidual_out=t.dsum, has_residual=True)[:2]
+
+
+@cross_entropy.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_OF_LOGITS)
+def cross_entropy_quack(_: Context) -> Launch:
+    """Its forward, and the mean by torch, as QuACK has it."""
+    from quack.cross_entropy import cross_entropy_fwd
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        losses, lse = cross_entropy_fwd(t.logits, t.targets, ignore_index=IGNORED, return_lse=True)
+        valid = (t.targets != IGNORED).sum().float()
+        return (losses.sum() / valid).view(1), lse, valid.view(1)
+
+    return launch
+
+
+@cross_entropy_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_OF_LOGITS)
+def cross_entropy_grad_quack(_: Context) -> Launch:
+    """Its backward, which takes a gradient for each row."""
+    from quack.cross_entropy import cross_entropy_bwd
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        of_rows = (t.dloss / t.valid).expand(len(t.targets)).contiguous()
+        return (cross_entropy_bwd(t.logits, t.targets, of_rows, t.lse, ignore_index=IGNORED),)
+
+    return launch

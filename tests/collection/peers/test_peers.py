@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from harness import check, cuda, runner
 from harness.collection import peers
@@ -97,9 +99,36 @@ def _liger_soft_back(dy: Any, y: Any, block: int, warps: int, several: bool) -> 
     return soft_back(dy, y)
 
 
-def _quack_rms(x: Any, weight: Any, *, eps: float, store_rstd: bool) -> tuple[Any, ...]:
-    y, rstd = rms(x, weight, eps)
-    return y, x, rstd if store_rstd else None
+def _liger_gated(gate: Any, up: Any) -> tuple[Any, ...]:
+    return gate, up, (functional.silu(gate.float()) * up.float()).to(gate.dtype)
+
+
+def _quack_rms(x: Any, weight: Any, *, residual: Any = None, eps: float, store_rstd: bool) -> tuple[Any, ...]:
+    total = x if residual is None else x + residual
+    y, rstd = rms(total, weight, eps)
+    return y, total, rstd if store_rstd else None
+
+
+def _quack_rms_back(
+    x: Any, w: Any, dy: Any, rstd: Any, *, dresidual_out: Any = None, has_residual: bool = False
+) -> tuple[Any, ...]:
+    assert has_residual == (dresidual_out is not None)
+    dx, dgamma = rms_back(dy, x.float(), w.float(), rstd)
+    dx = (dx + dresidual_out.float() if has_residual else dx).to(x.dtype)
+    return dx, dgamma.to(x.dtype), None, dx if has_residual else None
+
+
+def _quack_losses(logits: Any, targets: Any, *, ignore_index: int, return_lse: bool) -> tuple[Any, ...]:
+    assert return_lse
+    losses = functional.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="none")
+    return losses, torch.logsumexp(logits.float(), 1)
+
+
+def _quack_losses_back(logits: Any, targets: Any, of_rows: Any, lse: Any, *, ignore_index: int) -> Any:
+    counted = targets != ignore_index
+    share = (logits.float() - lse[:, None]).exp()
+    share[torch.arange(len(targets))[counted], targets[counted]] -= 1
+    return (share * (of_rows * counted)[:, None]).to(logits.dtype)
 
 
 def _quack_centred(x: Any, w: Any, b: Any, eps: float, *, return_rstd: bool, return_mean: bool) -> tuple[Any, ...]:
@@ -136,14 +165,16 @@ FAKES: dict[str, dict[str, Any]] = {
         "layer_norm_forward": _liger_centred,
         "layer_norm_backward": lambda dy, x, w, _b, mean, rstd: centred_back(dy, x, w, mean, rstd),
     },
+    "liger_kernel.ops.swiglu": {"swiglu_forward": _liger_gated},
     "quack": {},
     "quack.softmax": {"softmax_fwd": lambda x: torch.softmax(x, -1), "softmax_bwd": soft_back},
     "quack.rmsnorm": {
         "rmsnorm_fwd": _quack_rms,
-        "rmsnorm_bwd": lambda x, w, dy, rstd: (*rms_back(dy, x, w, rstd), None, None),
+        "rmsnorm_bwd": _quack_rms_back,
         "layernorm_fwd": _quack_centred,
         "layernorm_bwd": lambda x, w, dy, rstd, mean: centred_back(dy, x, w, mean, rstd),
     },
+    "quack.cross_entropy": {"cross_entropy_fwd": _quack_losses, "cross_entropy_bwd": _quack_losses_back},
     "flashinfer": {},
     "flashinfer.norm": {"rmsnorm": _flashinfer_rms, "layernorm": _flashinfer_centred},
     "triton": {},
@@ -171,7 +202,9 @@ CALLED = [each for file in FILES if file != "triton" for each in variants_of(fil
 
 def case_of(which: str, dtype: str = "float16", columns: int = 64) -> Case:
     op, variant = which.split("/")
-    return Case(op, variant, dtype, (("M", 9), ("N", columns)))
+    rows, row = Catalogue()[op].symbols
+    choices = (("layout", "separate"),) if op == "swiglu" else ()
+    return Case(op, variant, dtype, ((rows, 9), (row, columns)), choices)
 
 
 @pytest.mark.usefixtures("installed")
@@ -204,16 +237,16 @@ def test_every_file_has_variants_and_is_imported() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_one_that_is_not_installed_says_how_to_install_it(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, every = LIBRARIES[file], variants_of(file)
+    library = LIBRARIES[file]
+    every = [(_variant(*which.split("/")), case_of(which)) for which in variants_of(file)]
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    for which in every:
-        op, name = which.split("/")
-        reason = _variant(op, name).unsupported(case_of(which))
+    for variant, case in every:
+        reason = variant.unsupported(case)
         assert reason == f"{library.name} isn't installed: pip install '{library.package}'"
 
 
 def _variant(op: str, name: str) -> Any:
-    return importlib.import_module(f"harness.collection.ops.rows.{op}").OP.variants[name]
+    return Catalogue()[op].variants[name]
 
 
 @pytest.mark.usefixtures("installed")
@@ -224,6 +257,8 @@ def _variant(op: str, name: str) -> Any:
         ("softmax/liger", "float16", 65_537, "sm_80", "rows of up to 65536 elements"),
         ("softmax/triton_tutorial", "float16", 65_537, "sm_80", "rows of up to 65536 elements"),
         ("layer_norm/triton_tutorial", "float16", 65_537, "sm_80", None),
+        ("swiglu/liger", "float16", 65_537, "sm_90", "rows of up to 65536 elements"),
+        ("cross_entropy/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_90", None),
         ("rms_norm/flashinfer", "float32", 64, "sm_90", "takes float16 and bfloat16 only"),
@@ -235,6 +270,12 @@ def test_what_a_library_does_not_take(which: str, dtype: str, columns: int, arch
     with cuda.assuming(KNOWN[arch]):
         reason = _variant(op, name).unsupported(case_of(which, dtype, columns))
     assert reason is None if words is None else words in reason
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_library_that_takes_two_tensors_says_so_of_one() -> None:
+    case = replace(case_of("swiglu/liger"), choices=(("layout", "packed"),))
+    assert "two tensors" in _variant("swiglu", "liger").unsupported(case)
 
 
 @pytest.mark.gpu

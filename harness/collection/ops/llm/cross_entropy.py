@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops import peers
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.llm import _cross_entropy as shared
 from harness.model import Traffic
@@ -116,19 +115,6 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernels for exactly this shape."""
     function = compiled(_steps)
     return lambda t: function(t.logits, t.targets)
-
-
-@OP.variant("quack", "QuACK's kernel in the CuTe DSL", role="peer", returns=True, unsupported=peers.lacks("quack"))
-def quack(_: Context) -> Launch:
-    """QuACK's forward, without autograd, and the mean by torch, as QuACK has it."""
-    forward = peers.of("quack.cross_entropy", "cross_entropy_fwd")
-
-    def launch(t: Tensors) -> tuple[torch.Tensor, ...]:
-        losses, lse = forward(t.logits, t.targets, ignore_index=shared.IGNORED, return_lse=True)
-        valid = (t.targets != shared.IGNORED).sum().float()
-        return (losses.sum() / valid).view(1), lse, valid.view(1)
-
-    return launch
 
 
 def _losses(ctx: Context) -> torch.Tensor:

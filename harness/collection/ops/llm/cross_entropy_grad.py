@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops import peers
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.collection.ops.llm import _cross_entropy as shared
 from harness.collection.ops.llm.cross_entropy import LSE
@@ -83,18 +82,6 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernels for exactly this shape."""
     function = compiled(_steps)
     return lambda t: (function(t.logits, t.targets, t.lse, t.valid, t.dloss),)
-
-
-@OP.variant("quack", "QuACK's kernel in the CuTe DSL", role="peer", returns=True, unsupported=peers.lacks("quack"))
-def quack(_: Context) -> Launch:
-    """QuACK's backward, without autograd; it takes a gradient for each row."""
-    backward = peers.of("quack.cross_entropy", "cross_entropy_bwd")
-
-    def launch(t: Tensors) -> tuple[torch.Tensor]:
-        of_rows = (t.dloss / t.valid).expand(len(t.targets)).contiguous()
-        return (backward(t.logits, t.targets, of_rows, t.lse, ignore_index=shared.IGNORED),)
-
-    return launch
 
 
 def _arguments(t: Tensors) -> tuple[Any, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops import peers
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.llm import _swiglu as shared
-from harness.model import Case, Traffic
+from harness.model import Traffic
 from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
@@ -59,19 +58,6 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel for exactly this shape."""
     function = compiled(lambda gate, up: _swiglu(*shared.halves(ctx, gate, up)))
     return lambda t: (function(t.gate, t.up),)
-
-
-def _two_tensors(case: Case) -> str | None:
-    if dict(case.choices)["layout"] == "packed":
-        return "takes two tensors, so halves of rows would have to be copied"
-    return peers.lacks("liger_kernel")(case)
-
-
-@OP.variant("liger", "Liger's kernel in Triton, a block a row", role="peer", returns=True, unsupported=_two_tensors)
-def liger(_: Context) -> Launch:
-    """Liger's forward, without autograd."""
-    forward = peers.of("liger_kernel.ops.swiglu", "swiglu_forward")
-    return lambda t: (forward(t.gate, t.up)[2],)
 
 
 def _arguments(t: Tensors) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.collection.ops import peers
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _add_norm as add_norm
 from harness.collection.ops.rows import _norm as norm
@@ -55,18 +54,6 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernel for exactly this shape."""
     function = compiled(add_norm.added)
     return lambda t: function(t.x, t.residual, t.gamma)
-
-
-@OP.variant("quack", "QuACK's kernel in the CuTe DSL", role="peer", returns=True, unsupported=peers.lacks("quack"))
-def quack(_: Context) -> Launch:
-    """QuACK's forward, without autograd."""
-    forward = peers.of("quack.rmsnorm", "rmsnorm_fwd")
-
-    def launch(t: Tensors) -> tuple[Any, ...]:
-        y, total, rstd, *_ = forward(t.x, t.gamma, residual=t.residual, eps=norm.EPS, store_rstd=True)
-        return total, y, rstd
-
-    return launch
 
 
 @OP.variant(

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops import peers
 from harness.collection.ops.chip import WARP, Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, aligned, blocks
 from harness.collection.ops.rows import _norm_grad as grad
@@ -112,18 +111,6 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernels read dy and x once or more often, which depends on the shape."""
     function = compiled(_all_steps)
     return lambda t: function(t.dy, t.dsum, t.x, t.gamma, t.rstd)
-
-
-@OP.variant("quack", "QuACK's kernel in the CuTe DSL", role="peer", returns=True, unsupported=peers.lacks("quack"))
-def quack(_: Context) -> Launch:
-    """QuACK's backward, without autograd."""
-    backward = peers.of("quack.rmsnorm", "rmsnorm_bwd")
-
-    def launch(t: Tensors) -> tuple[Any, Any]:
-        dx, dgamma, *_ = backward(t.x, t.gamma, t.dy, t.rstd, dresidual_out=t.dsum, has_residual=True)
-        return dx, dgamma
-
-    return launch
 
 
 @OP.variant("separate", "a kernel each for dx and dgamma; any address", traffic=_traffic(5), unsupported=grad.too_long)

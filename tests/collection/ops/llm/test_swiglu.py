@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.swiglu import OP
-from harness.model import Case
-
 COMPILED = [
     *({"M": 1000, "H": columns, "layout": layout} for layout in ("packed", "separate") for columns in (14_336, 77)),
     {"M": 2**20, "H": 14_336, "layout": "packed"},
@@ -35,14 +32,3 @@ def test_the_gradient_is_autograds(trial):
 def test_the_check_sees_a_wrong_element(trial, op, output, layout):
     made = trial(op, "eager", "float32", M=7, H=10, layout=layout)
     assert made.complaint_after_call(lambda t: getattr(t, output)[6, 3:4].mul_(1.0001).add_(1e-4)) is not None
-
-
-def test_a_peer_that_takes_two_tensors_says_so_of_one():
-    case = Case("swiglu", "liger", "bfloat16", (("M", 1), ("H", 8)), (("layout", "packed"),))
-    assert "two tensors" in OP.variants["liger"].unsupported(case)
-
-
-def test_a_peer_that_is_not_installed_is_told(monkeypatch):
-    monkeypatch.setattr("harness.collection.ops.peers.find_spec", lambda _: None)
-    case = Case("swiglu", "liger", "bfloat16", (("M", 1), ("H", 8)), (("layout", "separate"),))
-    assert OP.variants["liger"].unsupported(case) == "liger-kernel isn't installed: pip install liger-kernel"

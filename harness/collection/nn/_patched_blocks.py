@@ -22,7 +22,7 @@ from harness.collection.models.swin import SwinOperators
 from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout_add
 from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
-from harness.collection.nn._patched_modules import Found, swap, untouchable
+from harness.collection.nn._patched_modules import HOOKS, Found, swap, untouchable
 
 _OPERATORS: dict[type, Callable[[], Any]] = {
     SwinOperators: swin_operators,
@@ -33,7 +33,6 @@ _RELUS = (functional.relu, torch.relu)
 _ADDS = (operator.add, operator.iadd, torch.add)
 _FORWARDS: dict[Any, Callable[..., Any]] = {}
 """Forwards by their code: blocks that are alike share one, and so one class, which a compiler compiles once."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def operators(model: nn.Module) -> Iterator[Found]:
@@ -193,7 +192,7 @@ def _is(module: nn.Module, node: Any, kind: type) -> bool:
 def _watched(module: nn.Module, node: Any) -> bool:
     """Whether the module that a node calls has hooks, which nobody would call any more."""
     inner = module.get_submodule(node.target) if node.op == "call_module" else None
-    return inner is not None and any(getattr(inner, name) for name in _HOOKS)
+    return inner is not None and any(getattr(inner, name) for name in HOOKS)
 
 
 def _put(graph: Any, node: Any, ours: Callable[..., Any], targets: tuple[str, ...], given: tuple[Any, ...]) -> None:

@@ -26,7 +26,10 @@ from harness.collection.nn._softmax import softmax
 Found = tuple[str, str, str, Callable[[], object] | None]
 _TRIED = 4
 """Rows of random numbers with which a class of somebody else is tried."""
-_CLOSE = 1e-4
+CLOSE = 1e-4
+"""How near a class of somebody else must be to ours in a try."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
 _EPSILONS = ("eps", "variance_epsilon", "epsilon")
 """The names under which norms keep their epsilon."""
 
@@ -137,21 +140,21 @@ def _why_not_alike(module: Any, base: Any, like: Callable[..., Tensor]) -> str:
     try:
         x = torch.randn(_TRIED, width, generator=generator)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            got = torch.func.functional_call(_bare(module), drawn, (x,))
+            got = torch.func.functional_call(bare(module), drawn, (x,))
             want = like(x, *(drawn[name] for name in ("weight", "bias") if name in drawn))
-        alike = isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got, want, _CLOSE, _CLOSE)
+        alike = isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got, want, CLOSE, CLOSE)
     except Exception as error:  # whatever somebody else's forward wants, it isn't what ours takes
         return f"its own forward can't be tried: {type(error).__name__}"
     return "" if alike else "its own forward computes something else"
 
 
-def _bare(module: Any) -> Any:
+def bare(module: Any) -> Any:
     """The module without its hooks, whose calls nobody asked for."""
-    bare = object.__new__(type(module))
-    vars(bare).update(vars(module))
-    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        vars(bare)[name] = {}
-    return bare
+    made = object.__new__(type(module))
+    vars(made).update(vars(module))
+    for name in HOOKS:
+        vars(made)[name] = {}
+    return made
 
 
 def _why_no_softmax(module: Any) -> str:

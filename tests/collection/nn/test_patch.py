@@ -282,3 +282,81 @@ def test_our_models_get_our_operators():
     assert sum(one.now == "nn's operators" for one in done.swapped) > 3
     done.undo()
     assert model.operators == type(model.operators)()
+
+
+class Gated(nn.Module):  # type: ignore[misc] # torch has no types
+    """As transformers has Llama's MLP."""
+
+    def __init__(self, act=None, **options):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 12, **options), nn.Linear(8, 12, **options)
+        self.down_proj, self.act_fn = nn.Linear(12, 8, **options), act or nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Swapped(Gated):
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+
+class Dropping(Gated):
+    def forward(self, x):
+        return functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Routed(Gated):
+    def forward(self, x, experts):
+        return super().forward(x[experts])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_gated_mlp_runs_by_swiglu_and_is_undone(named):
+    model, x = nn.Sequential(made(Gated), made(lambda: Gated(bias=False))), torch.randn(4, 8)
+    plain = copy.deepcopy(model)
+    seen = []
+    model[0].up_proj.register_forward_hook(lambda *_: seen.append(1))
+    done = ours.patch(model)
+    assert swapped(done) == {("0", "nn.swiglu"), ("1", "nn.swiglu")}
+    assert not seen
+    alike(results(model, x), results(plain, x))
+    assert seen == [1]
+    if named:
+        torch.testing.assert_close(model[0](x=x), plain[0](x=x), rtol=1e-4, atol=1e-4)
+    assert not ours.patch(model).swapped
+    done.undo()
+    assert type(model[0]) is Gated
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: Gated(nn.GELU()), "its own forward computes something else"),
+        (Swapped, "its own forward computes something else"),
+        (Dropping, "its own forward computes something else"),
+        (Routed, "its forward takes more than one argument"),
+        (lambda: Gated(nn.PReLU()), "its activation has parameters"),
+    ],
+)
+def test_another_mlp_stays_and_has_a_reason(model, why):
+    tried, before = nn.Sequential(model()), torch.get_rng_state()
+    done = ours.patch(tried)
+    assert left(done)["0"] == why
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(one.now == "nn.swiglu" for one in done.swapped)
+
+
+def test_projections_of_two_types_are_multiplied_as_torch_does():
+    model, x = nn.Sequential(made(Gated)), torch.randn(4, 8)
+    model[0].up_proj.register_forward_hook(lambda _module, _given, y: y.half())
+    plain = copy.deepcopy(model)
+    assert ours.patch(model).swapped
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), plain(x))
+
+
+def test_an_activation_that_somebody_watches_stays():
+    model = nn.Sequential(Gated())
+    model[0].act_fn.register_forward_hook(lambda *_: None)
+    assert left(ours.patch(model)) == {"0": "its activation has hooks"}

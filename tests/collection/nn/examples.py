@@ -87,9 +87,8 @@ def torch_linear_cross_entropy(x: Tensor, weight: Tensor) -> Tensor:
 
 def angles(x: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of 5 positions, which no transform knows of, as a model has them."""
-    table = torch.outer(
-        torch.arange(5, device=x.device, dtype=torch.float32), torch.tensor([1.0, 0.5, 0.25, 0.125], device=x.device)
-    )
+    places, pairs = (torch.arange(count, device=x.device, dtype=torch.float32) for count in (5, 4))
+    table = torch.outer(places, 0.5**pairs)
     return table.cos(), table.sin()
 
 

@@ -262,7 +262,6 @@ def test_an_optimizer_and_a_scaler_go_on_from_their_state_and_back():
     ("change", "why"),
     [
         ({"amsgrad": True}, "our AdamW has no amsgrad"),
-        ({"amsgrad": True}, "our AdamW has no amsgrad"),
         ({"lr": torch.tensor(0.1)}, "its rate is a tensor, which a graph with our AdamW wouldn't follow"),
     ],
 )
@@ -272,6 +271,12 @@ def test_an_adamw_with_other_options_is_left(change, why):
     done = ours.patch(model, given)
     assert left(done)["optimizer"] == why
     assert done.optimizer is given
+
+
+def test_an_adamw_that_maximizes_goes_on_doing_so():
+    done = ours.patch(model := nn.Linear(2, 2), torch.optim.AdamW(model.parameters(), maximize=True))
+    assert isinstance(done.optimizer, ours.AdamW)
+    assert [group["maximize"] for group in done.optimizer.param_groups] == [True]
 
 
 def test_our_models_get_our_operators():

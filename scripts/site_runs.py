@@ -15,13 +15,12 @@ from itertools import repeat
 from pathlib import Path
 
 from site_pages import REPORT, ROOT, RUNS
-from tables import table
 
 from harness import report
 from harness.cli.report import stale
 from harness.ops import Catalogue, known_cases
 from harness.report import preface
-from harness.report.formats.markdown import cell
+from harness.report.formats.markdown import prose
 from harness.report.plotting import FOLDER as FIGURES
 
 FOLDER = ROOT / RUNS
@@ -30,13 +29,12 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Told:
-    """What the list of runs says of one: its folder, machine, day, outcome, ops, and what its scenarios show."""
+    """What the list of runs says of one: its folder, machine, day, outcome, and what its scenarios show."""
 
     name: str
     machine: str
     day: str
     outcome: str
-    ops: tuple[str, ...]
     titles: tuple[str, ...]
 
 
@@ -67,14 +65,12 @@ def _render(name: str, staged: Path) -> Told:
     page = place / REPORT
     (place / "index.md").write_text(_linked(page.read_text(encoding="utf-8")), encoding="utf-8")
     page.unlink()
-    scenarios = run.header.scenarios
     return Told(
         name,
         run.header.machine.name,
         run.header.started[:10],
         preface.outcome(run),
-        tuple(dict.fromkeys(scenario.op for scenario in scenarios)),
-        tuple(dict.fromkeys(scenario.title for scenario in scenarios)),
+        tuple(dict.fromkeys(scenario.title for scenario in run.header.scenarios)),
     )
 
 
@@ -86,19 +82,13 @@ def _linked(text: str) -> str:
 
 
 def listed(runs: Sequence[Told]) -> str:
-    """The page that lists the runs."""
-    rows = (
-        (
-            f"[{told.name}]({told.name}/index.md)",
-            cell("; ".join(told.titles)),
-            ", ".join(f"`{op}`" for op in told.ops),
-            told.day,
-            told.outcome,
-        )
-        for told in runs
-    )
+    """The page that lists the runs. What they measure is long, so a table would be too narrow."""
+    if not runs:
+        return "# All runs\n\nNo run was rendered for this site.\n"
     machines = ", ".join(dict.fromkeys(told.machine for told in runs))
-    head = ("run", "what it measures", "ops", "day", "outcome")
-    tree = "\n".join(["```{toctree}", ":hidden:", "", *(f"{told.name} <{told.name}/index>" for told in runs), "```"])
-    return "\n\n".join(["# All runs", f"Measured on {machines}." if runs else "No run was rendered for this site.",
-                        *(["\n".join(table(head, rows, len(head))), tree] if runs else [])])  # fmt: skip
+    items = [
+        f"- [{told.name}]({told.name}/index.md), {told.day}, {told.outcome}: {prose('; '.join(told.titles))}"
+        for told in runs
+    ]
+    tree = ["```{toctree}", ":hidden:", "", *(f"{told.name} <{told.name}/index>" for told in runs), "```"]
+    return "\n\n".join(["# All runs", f"Measured on {machines}.", "\n".join(items), "\n".join(tree)]) + "\n"

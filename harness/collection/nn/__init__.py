@@ -42,7 +42,7 @@ from harness.collection.nn._decoder import add_rms_norm, add_rms_norm_quantize, 
 from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
 from harness.collection.nn._losses import cross_entropy, embedding, linear_cross_entropy
 from harness.collection.nn._memory import forget
-from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
 from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
 from harness.collection.nn._patch import Patched, patch
 from harness.collection.nn._rope import rope
@@ -73,6 +73,7 @@ __all__ = [
     "forget",
     "layer_norm",
     "linear_cross_entropy",
+    "llama_operators",
     "manual_seed",
     "norm_partition",
     "patch",

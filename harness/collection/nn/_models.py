@@ -7,12 +7,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.collection.models.bert import BertOperators
+from harness.collection.models.llama import LlamaOperators
 from harness.collection.models.resnet import ResNetOperators
 from harness.collection.models.swin import SwinOperators
 from harness.collection.nn._attention import window_attention
 from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._decoder import add_rms_norm, swiglu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout
-from harness.collection.nn._rows import layer_norm
+from harness.collection.nn._losses import linear_cross_entropy
+from harness.collection.nn._rope import rope
+from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._softmax import softmax
 from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 
@@ -41,6 +45,22 @@ def resnet_operators() -> ResNetOperators:
     return ResNetOperators(bn_add_relu=_bn_add_relu)
 
 
+def llama_operators(*, norm: bool = True, gates: bool = True, loss: bool = True) -> LlamaOperators:
+    """The operators of a Llama, with ours in place of some; attention stays torch's.
+
+    norm: rms_norm and add_rms_norm; under autocast what lies between the layers is in halves then. gates: rope and
+    swiglu. loss: linear_cross_entropy, which has the logits of a part of the tokens at a time.
+    """
+    ours: dict[str, Any] = {}
+    if norm:
+        ours |= {"rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm}
+    if gates:
+        ours |= {"rope": _rope, "swiglu": swiglu}
+    if loss:
+        ours["linear_cross_entropy"] = _linear_cross_entropy
+    return LlamaOperators(**ours)
+
+
 def bert_operators() -> BertOperators:
     """The operators of a BERT: layer norm, softmax, dropout, and dropout with a product's bias and a residual.
 
@@ -48,6 +68,22 @@ def bert_operators() -> BertOperators:
     our layer norm hands on halves, where torch's hands on float32.
     """
     return BertOperators(layer_norm=_layer_norm, softmax=softmax, dropout=dropout, dense_dropout_add=_dense_dropout_add)
+
+
+def _rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    return rms_norm(x, norm.weight, norm.eps)
+
+
+def _add_rms_norm(norm: nn.RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    return add_rms_norm(x, residual.to(x.dtype), norm.weight, norm.eps)
+
+
+def _rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return rope(q, k, cos, sin)
+
+
+def _linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return linear_cross_entropy(x, weight.to(x.dtype), labels)
 
 
 def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -17,15 +17,17 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from harness.collection.models.bert import BertOperators
+from harness.collection.models.llama import LlamaOperators
 from harness.collection.models.resnet import ResNetOperators
 from harness.collection.models.swin import SwinOperators
 from harness.collection.nn._batch_norm import batch_norm_add_relu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout_add
-from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
 from harness.collection.nn._patched_modules import HOOKS, Found, swap, untouchable
 
 _OPERATORS: dict[type, Callable[[], Any]] = {
     SwinOperators: swin_operators,
+    LlamaOperators: llama_operators,
     BertOperators: bert_operators,
     ResNetOperators: resnet_operators,
 }

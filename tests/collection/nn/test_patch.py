@@ -273,6 +273,12 @@ def test_an_adamw_with_other_options_is_left(change, why):
     assert done.optimizer is given
 
 
+def test_an_adamw_that_maximizes_goes_on_doing_so():
+    done = ours.patch(model := nn.Linear(2, 2), torch.optim.AdamW(model.parameters(), maximize=True))
+    assert isinstance(done.optimizer, ours.AdamW)
+    assert [group["maximize"] for group in done.optimizer.param_groups] == [True]
+
+
 def test_our_models_get_our_operators():
     from harness.collection.models.swin import Swin
 

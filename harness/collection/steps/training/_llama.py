@@ -18,7 +18,7 @@ CHUNK = 2048
 def operators(rung: Rung) -> dict[str, Any]:
     """Functions of torch that a rung has in place of the model's own operators."""
     parts: dict[str, Any] = {"attention": partial(attention, rung.backend)} if rung.sdpa else {}
-    if rung.chunked:
+    if rung.chunked and not rung.loss:
         parts["linear_cross_entropy"] = linear_cross_entropy
     return parts
 

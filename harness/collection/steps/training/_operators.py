@@ -30,6 +30,8 @@ def ours(rung: Rung, config: object) -> Any:
         return nn.resnet_operators()
     if isinstance(config, BertConfig):
         return nn.bert_operators()
+    if isinstance(config, LlamaConfig):
+        return nn.llama_operators(norm=rung.norm, gates=rung.gates, loss=rung.loss)
     return nn.swin_operators(norm=rung.norm, windows=rung.windows, attention=rung.attention)
 
 

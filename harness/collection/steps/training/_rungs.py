@@ -40,7 +40,7 @@ class Rung:
 
     What is ours, from harness.nn: unscale (of gradients), adam, norm (LayerNorm and softmax; batch norm, residual and
     ReLU in a ResNet), dropout (in BERT), bias_residual (of BERT, in the kernel of dropout), windows (their partition
-    and reverse), attention (over windows).
+    and reverse), attention (over windows), gates (RoPE and SwiGLU of a Llama), loss (a Llama's, behind its head).
     """
 
     name: str
@@ -68,6 +68,8 @@ class Rung:
     bias_residual: bool = False
     windows: bool = False
     attention: bool = False
+    gates: bool = False
+    loss: bool = False
 
     @property
     def arithmetic(self) -> str:
@@ -235,6 +237,24 @@ _LLAMA_COMPILE = on(_LLAMA_SDPA, "compile", "sdpa with torch.compile of the mode
 _LLAMA_COMPILE_CHUNKED = on(
     _LLAMA_COMPILE, "compile_chunked", "compile, with logits of a part of the tokens at a time", chunked=True
 )
+_LLAMA_HALF = on(
+    _LLAMA_CHUNKED, "chunked_half", "chunked with the model in bfloat16, and masters in float32", half="pure"
+)
+_LLAMA_NORMS = on(
+    _LLAMA_HALF,
+    "fused_norm_adam",
+    "our AdamW, and our RMSNorm, which adds the residual",
+    role="ours",
+    norm=True,
+    adam=True,
+)
+_LLAMA_GATES = on(_LLAMA_NORMS, "gates", "and RoPE and SwiGLU in one kernel each", gates=True)
+_LLAMA_LOSS = on(
+    _LLAMA_GATES, "fused_loss", "and the loss behind the head, whose logits become their gradient", loss=True
+)
+_LLAMA_COMPILE_OURS = on(
+    _LLAMA_LOSS, "compile_ours", "fused_loss with torch.compile around our operators", compiled=DEFAULT
+)
 LLAMA = (
     FLOAT32,
     TF32,
@@ -246,7 +266,7 @@ LLAMA = (
     on(_LLAMA_SDPA, "recompute", "beside sdpa: blocks keep only what enters them", recomputed=True),
     _LLAMA_CHUNKED,
     on(_LLAMA_CHUNKED, "chunked_graph", "chunked as a CUDA graph of the step", graph=True),
-    on(_LLAMA_CHUNKED, "chunked_half", "chunked with the model in bfloat16, and masters in float32", half="pure"),
+    _LLAMA_HALF,
     _LLAMA_COMPILE,
     on(_LLAMA_COMPILE, "compile_flex", "beside compile: attention by flex_attention", backend="flex"),
     on(_LLAMA_COMPILE, "compile_recompute", "beside compile: blocks keep only what enters them", recomputed=True),
@@ -260,4 +280,10 @@ LLAMA = (
     ),
     on(_LLAMA_COMPILE_CHUNKED, "compile_fp8", "compile_chunked with products of blocks in float8", fp8=True),
     on(_LLAMA_COMPILE_CHUNKED, "compile_autotune", f"compile_chunked in mode {AUTOTUNE}", compiled=AUTOTUNE),
+    _LLAMA_NORMS,
+    _LLAMA_GATES,
+    _LLAMA_LOSS,
+    on(_LLAMA_LOSS, "graph", "fused_loss as a CUDA graph of the step", graph=True),
+    _LLAMA_COMPILE_OURS,
+    on(_LLAMA_COMPILE_OURS, "compile_ours_graph", "compile_ours as a CUDA graph of the step", graph=True),
 )

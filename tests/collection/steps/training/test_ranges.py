@@ -15,6 +15,7 @@ from harness.collection.steps.training._trainer import Trainer
 OURS = {
     op: next(r for r in reversed(rungs) if r.role == "ours" and not r.compiled and r.half == "mixed")
     for op, rungs in LADDERS.items()
+    if op != "llama_train"  # whose rungs of ours are in pure halves
 }
 
 

@@ -166,6 +166,7 @@ def codes() -> dict[str, Code]:
 
 
 EVERY = {op.name for op in Catalogue().values()}
+ADDING = {"add_rms_norm", "add_rms_norm_quantize"}
 STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
 STEPS |= {
     "resnet50_scaling",
@@ -186,7 +187,7 @@ STEPS |= {
         ("harness/collection/ops/activation/prelu.py", {"prelu"}),
         ("harness/collection/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
-        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *STEPS}),
+        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *ADDING, *STEPS}),
         (
             "kernels/include/bias.cuh",
             {

@@ -34,7 +34,7 @@ EXAMPLES = (
     "  harness gate reports/before reports/after     stored, with --repeat 10 each\n"
     "  harness gate merge a/gate.json b/gate.json    of two machines\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
-    "  harness gate ci bench.yaml --ops bench.py     in a CI job, which names no base\n"
+    "  harness gate ci bench.yaml --ops bench.py     in a CI job, without a base\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower\n"
     "  1 something is slower, wrong, below its floor or missing\n"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness ladder step.py                       a file with model(), batch(), loss(model, *batch)\n"
+    "  harness ladder step.py     a file with model(), batch(), loss(model, *batch)\n"
     "  harness ladder step.py --dtype float16 --variants float32,amp,compile\n"
     "  harness ladder step.py --repeat 3 --output reports/mine\n"
     "  harness ladder step.py --output reports/mine --resume\n"

@@ -87,7 +87,9 @@ class Cuda:
 
     @property
     def hardware(self) -> tuple[str, ...]:
-        """The UUIDs of the visible GPUs: their numbers depend on CUDA_VISIBLE_DEVICES."""
+        """The UUIDs of the visible GPUs: their numbers depend on CUDA_VISIBLE_DEVICES. None without a driver."""
+        if self.missing():
+            return ()
         from harness import cuda
 
         return tuple(f"GPU {device.uuid.removeprefix('GPU-')}" for device in cuda.devices())

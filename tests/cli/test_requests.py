@@ -27,6 +27,7 @@ COMMANDS = [
     "profile",
     "explain",
     "judge",
+    "ladder",
     "tune",
 ]
 Harness = Callable[..., subprocess.CompletedProcess[str]]

@@ -231,7 +231,7 @@ def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
 
 
 # Whole steps launch the kernels of other ops; collectives launch kernels of a library.
-WITHOUT = ("collectives", "pipeline", "training")
+WITHOUT = ("collectives", "pipeline", "training", "decoding")
 WITH_KERNELS = [op for op in Catalogue().values() if op.file.parent.name not in WITHOUT]
 
 

@@ -71,7 +71,7 @@ def measured(folder: Path, python: Harness) -> str:
     """What the console shows of a run of all examples of ops; the run lies in the folder's `run`."""
     scenarios = ["mine.yaml", EXAMPLES / "own_op.yaml"]
     few = ["--device=cpu", "--precision=0.5", "--max-time=0.02", "--variants=eager,mine", "--output=run"]
-    small = [f"--only={cases}" for cases in ("softmax/*", "shrink/*", "swiglu/*/M64-N257")]
+    small = [f"--only={cases}" for cases in ("softmax/*", "shrink/*", "silu_gate/*/M64-N257")]
     return python("-m", "harness", "run", *scenarios, *OPS, *QUICK, *few, *small)
 
 
@@ -84,7 +84,7 @@ def test_ops_and_variants_are_measured(measured: str, folder: Path) -> None:
     status = {case: row["status"] for case, row in rows(folder).items()}
     assert status == dict.fromkeys(
         ("softmax/eager/float32/M4-N64", "softmax/mine/float32/M4-N64", "shrink/eager/float32/N4096",
-         "swiglu/eager/float32/M64-N257"),
+         "silu_gate/eager/float32/M64-N257"),
         "ok",
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_a_metric_of_one_s_own_is_a_column_and_makes_a_sentence(measured: str, f
     assert "eager is the cheapest" in measured
     row = rows(folder)["shrink/eager/float32/N4096"]
     assert float(row["cost"]) == pytest.approx(3 / 3600 * float(row["time"]) / (8 * 4096) * 1e12)
-    assert rows(folder)["swiglu/eager/float32/M64-N257"]["cost"] == ""
+    assert rows(folder)["silu_gate/eager/float32/M64-N257"]["cost"] == ""
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("installed")
 def test_a_tool_of_one_s_own_counts_operators(tmp_path: Path) -> None:
-    case = Case("swiglu", "eager", "float32", (("M", 4), ("N", 8)), device="cpu")
+    case = Case("silu_gate", "eager", "float32", (("M", 4), ("N", 8)), device="cpu")
     plugins = [EXAMPLES / "own_op.py", PLUGINS / "small.py"]
     found = profile(
         "operators", [Job(case)], device="cpu", plugins=plugins, folder=tmp_path, told=lambda *_: None
@@ -125,8 +125,8 @@ def test_a_tool_of_one_s_own_counts_operators(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("measured")
 def test_the_results_are_read_in_the_units_that_the_table_says(folder: Path) -> None:
     table = example("read_results").table(folder / "run").set_index(["op", "shape"])
-    row = rows(folder)["swiglu/eager/float32/M64-N257"]
-    read = table.loc[("swiglu", "M64-N257")]
+    row = rows(folder)["silu_gate/eager/float32/M64-N257"]
+    read = table.loc[("silu_gate", "M64-N257")]
     assert read["fastest"] == "eager"
     assert read["time (us)"] == pytest.approx(float(row["time"]) * 1e6)
     assert read["GB/s"] == pytest.approx(3 * 4 * 64 * 257 / float(row["time"]) * 1e-9)
@@ -146,12 +146,12 @@ def test_a_model_with_our_functions_learns(python: Harness) -> None:
     assert last < first / 2
 
 
-@pytest.mark.gpu
 def test_the_ladder_of_a_step_has_our_kernels_in_its_rungs(python: Harness) -> None:
     shown = python("-m", "harness", "ladder", EXAMPLES / "ladder_step.py", "--device=cpu", "--dry-run")
     assert "ladder_step/patched_graph/bfloat16/B32" in shown
 
 
+@pytest.mark.gpu
 def test_a_model_with_our_kernels_learns() -> None:
     losses = example("in_a_model").train(50, "cuda")
     assert losses[-1] < losses[0] / 2
@@ -182,7 +182,7 @@ def test_the_kernel_in_triton_is_right(dtype: str, length: int) -> None:
 
 @pytest.mark.gpu
 def test_the_kernel_in_cuda_is_right() -> None:
-    is_right(EXAMPLES / "own_op.py", Case("swiglu", "kernel", "float32", (("M", 33), ("N", 257))))
+    is_right(EXAMPLES / "own_op.py", Case("silu_gate", "kernel", "float32", (("M", 33), ("N", 257))))
 
 
 def is_right(plugin: Path, case: Case) -> None:

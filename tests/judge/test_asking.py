@@ -45,4 +45,4 @@ def test_errors_of_the_harness_keep_their_kind(tmp_path: Path) -> None:
 
 
 def test_every_action_has_a_name() -> None:
-    assert {*child.ACTIONS} == {"survey", "calls", "export"}
+    assert {*child.ACTIONS} == {"survey", "calls", "export", "ladder"}

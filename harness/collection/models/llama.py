@@ -161,7 +161,10 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden, eps=EPSILON)
 
     def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """x: (B, T, E). residual: likewise, None for the first layer. cos, sin: of the places, (T, D / 2)."""
+        """What to add, and what to add it to. x: (B, T, E); residual: likewise, None for the first layer.
+
+        cos, sin: of the angles of places, (T, D / 2).
+        """
         x, residual = self.normalised(x, residual)
         q, k, v = self.projected(x, cos, sin)
         return self.rest(self.operators.attention(*(one.transpose(1, 2) for one in (q, k, v))), residual)

@@ -25,7 +25,7 @@ ON_A_GPU = {"D": 16}
 """Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
 COMPILED = "compile"
 """What the names of variants begin with that are compiled. They take seconds, and are tried once each, on a GPU."""
-SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
+SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy", "llama_toy")}
 """Values of a choice, where other values make too large a case for a test: a list of tensors may be a whole model's."""
 
 

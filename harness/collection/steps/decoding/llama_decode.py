@@ -155,5 +155,6 @@ _add(
 _add("sdpa", "and attention by scaled_dot_product_attention, which takes groups of queries", None, _inference.launching)
 _add("sdpa_graph", f"sdpa {_GRAPH}", None, _inference.replaying)
 _add("compile", "sdpa with torch.compile of the model", DEFAULT, _inference.launching)
+_add("compile_autotune", f"the same in mode {AUTOTUNE}", AUTOTUNE, _inference.launching)
 _add("compile_graph", f"compile {_GRAPH}", DEFAULT, _inference.replaying)
-_add("compile_autotune_graph", f"the same in mode {AUTOTUNE}", AUTOTUNE, _inference.replaying)
+_add("compile_autotune_graph", f"compile_autotune {_GRAPH}", AUTOTUNE, _inference.replaying)

@@ -17,12 +17,11 @@ from harness.ops import ANY_DEVICE, Context, Launch, Op, Symbols, Tensors
 
 DTYPES = ("bfloat16", "float16")
 BASELINE = "float32"
-_TEXT = '''"""Written by harness ladder: the training step of {source} as an op, with a variant for each rung."""
-
-from harness.collection.steps.ladder import op
-
-OP = op({arguments})
-'''
+_TEXT = (
+    '"""Written by harness ladder: the training step of {source} as an op, with a variant for each rung."""\n\n'
+    "from harness.collection.steps.ladder import op\n\n"
+    "OP = op({arguments})\n"
+)
 
 
 def plugin(answer: Mapping[str, Any]) -> str:

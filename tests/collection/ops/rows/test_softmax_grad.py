@@ -212,7 +212,8 @@ def test_what_does_not_fit_into_registers(shape, reason):
 def test_what_each_variant_moves():
     symbols = {"M": 10, "N": 1000}
     assert OP.work_of(symbols, "float16") == Work(read=40_000, written=20_000, items=10, item="rows")
-    moved = {name: OP.traffic_of(OP.variants[name], symbols, "float16").moved // 20_000 for name in OP.variants}
+    names = [name for name, variant in OP.variants.items() if variant.role != "peer"]
+    moved = {name: OP.traffic_of(OP.variants[name], symbols, "float16").moved // 20_000 for name in names}
     assert moved == {"eager": 6, "compile": 3, "compile_autotune": 3, "two_pass": 5, "registers": 3, "tuned": 3}
     assert OP.traffic_of(OP.variants["eager"], symbols, "float16") == Traffic(read=80_000, written=40_000)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from harness.collection.models import MODELS, swin
 from harness.collection.models.swin import SwinBlock
 from harness.collection.ops.gemm import _int8
-from harness.collection.steps.training import _facts, _swin_prepared, swin_infer
+from harness.collection.steps.training import _facts, _inference, _swin_prepared, swin_infer
 from harness.collection.steps.training._operators import of_windows
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 
@@ -20,7 +20,7 @@ from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 @pytest.fixture(autouse=True)
 def one_warm_call(monkeypatch):
     """A CPU's libraries choose no kernels in the others."""
-    monkeypatch.setattr(swin_infer, "WARM", 1)
+    monkeypatch.setattr(_inference, "WARM", 1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

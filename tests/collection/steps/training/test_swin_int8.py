@@ -12,7 +12,7 @@ from harness import metrics
 from harness.collection.models import MODELS
 from harness.collection.models.swin import PatchMerging, SwinBlock
 from harness.collection.ops.gemm import _int8
-from harness.collection.steps.training import _swin_int8, swin_infer
+from harness.collection.steps.training import _inference, _swin_int8, swin_infer
 from harness.collection.steps.training._figures import BLOCK_SNR, MERGING_SNR, WEIGHTS
 from harness.collection.steps.training._swin_int8 import PLANS
 from harness.metrics import Subject
@@ -22,7 +22,7 @@ from harness.model import Case
 @pytest.fixture(autouse=True)
 def one_warm_call(monkeypatch):
     """A CPU's libraries choose no kernels in the others."""
-    monkeypatch.setattr(swin_infer, "WARM", 1)
+    monkeypatch.setattr(_inference, "WARM", 1)
 
 
 def played(monkeypatch, variant, make):

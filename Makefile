@@ -1,5 +1,6 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, and every test that needs no GPU         ARGS="-k store" goes to pytest
+# make slow-test  tests that need no GPU and take minutes: gates of another's repository, from end to end
 # make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
@@ -15,13 +16,14 @@ ARGS ?=
 TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 GPU_JOBS ?= 4
 
-PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(WING) $(ARGS)
+PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu and $(SLOW)" $(WING) $(ARGS)
 
+SLOW := not slow
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: bench test test-instrument test-collection lint gpu-test site clean
+.PHONY: bench test slow-test test-instrument test-collection lint gpu-test site clean
 
 bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
@@ -31,6 +33,10 @@ test: $(READY)
 	@$(MAKE) --no-print-directory lint > $(VENV)/lint.txt 2>&1 & lint=$$!; \
 	  trap 'kill $$lint; exit 130' INT TERM; \
 	  $(PYTEST); tests=$$?; wait $$lint || tests=1; cat $(VENV)/lint.txt; exit $$tests
+
+slow-test: SLOW := slow
+slow-test: $(READY)
+	$(PYTEST)
 
 test-instrument: WING := --ignore=tests/collection
 test-collection: WING := tests/collection

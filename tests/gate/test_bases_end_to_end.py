@@ -50,7 +50,7 @@ ON_CPU = ["bench.yaml", "--ops=bench.py", "--device=cpu", "--precision=0.05", "-
 TODAY = datetime.now(UTC)
 
 # Each measuring process imports torch, which takes seconds.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def git(folder: Path, *arguments: str) -> None:

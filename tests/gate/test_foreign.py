@@ -18,7 +18,7 @@ from harness import store
 from harness.gate.records import Finding, GateRun
 from tests.gate import foreign
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 FEW_PAIRS = Path(__file__).with_name("few_pairs.py")
 FAST = ["--device=cpu", "--ops=small.py", "--precision=0.05", "--max-time=0.05", "--margin=90%", "--output=out"]
 PIP = "pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check --target {site} {root}"

@@ -23,6 +23,8 @@ from tests.gate import foreign
 from tests.gate.foreign import git
 from tests.gate.local_runner import Runner, Step
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(harness.__file__).parents[1]
 ACTION = ROOT / "action.yml"
 WORKFLOWS = ROOT / ".github" / "workflows"

@@ -104,7 +104,7 @@ def test_only_main_is_published() -> None:
 def test_what_a_workflow_runs_of_this_repository_is_there(file: Path) -> None:
     scripts = "\n".join(step["run"] for step in steps(parsed(file)) if "run" in step)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", scripts, re.MULTILINE):
+    for target in re.findall(r"^make ([\w-]+)", scripts, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     for path in re.findall(r"^(?:\./)?(\.ci/\w+|scripts/[\w.]+)", scripts, re.MULTILINE):
         assert (ROOT / path).is_file()

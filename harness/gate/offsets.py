@@ -68,7 +68,7 @@ class Offset:
 
 
 ASSUMED = Offset(0.004)
-"""Of a case that was never calibrated: the largest difference of identical code that an H200 showed in 112 blocks."""
+"""The offset of cases that were never calibrated: the largest difference of identical code in 112 blocks of an H200."""
 
 
 def offsets(blocks: Mapping[Key, Sequence[Block]]) -> dict[Key, Offset]:

@@ -42,7 +42,7 @@ def test_between_two_sizes_the_plan_is_taken_that_loses_least_at_the_worse_of_th
     assert (found.plan, found.shape["N"]) == (C, 1024)
     assert found.loss == pytest.approx(0.06)
     assert found.distance == pytest.approx(0.3442, abs=1e-3)
-    # Of several sizes on the other side, the nearest counts alone.
+    # The nearest of several sizes on the other side counts alone.
     farther = entry(2500, timed(A, 1.0), timed(C, 9.0), timed(B, 9.0, rule=True))
     assert taken([farther, low, high], 1300) == C
     # Without the size on the other side, the nearest one's fastest plan is taken.

@@ -58,7 +58,7 @@ def test_every_answer_begins_on_the_first_screen(
     page = opened(page_file(norms), viewport={"width": 1280, "height": 800})
     for part in ("#answer", "#behind tbody tr:last-child", "#ops tbody tr", "#trust li", "#worst img"):
         box = page.locator(part).first.bounding_box()
-        # Of the picture, which is as tall as it has variants, the beginning.
+        # The beginning of the picture, which is as tall as it has variants.
         assert box["y"] + min(100, box["height"]) <= 800, part
 
 

@@ -19,7 +19,7 @@ LAYOUT = Choice(
     "whether gate and up are the halves of the rows of one tensor, or a tensor each", ("packed", "separate")
 )
 TOLERANCE = {"float32": (4e-6, 1e-7), "float16": (1e-3, 1e-6), "bfloat16": (8e-3, 1e-6)}
-"""Of y: torch's exponential and ours lose about a millionth of float32 where gates are far below 0."""
+"""The tolerance of y: torch's exponential and ours lose about a millionth of float32 where gates are far below 0."""
 
 _UNITS = 2  # packs of each tensor that a thread of `tuned` has
 

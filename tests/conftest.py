@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import pytest
 
 from harness import devices
+from harness.devices.cpu import Cpu
 from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
 
@@ -192,6 +193,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
     monkeypatch.setattr("harness.intact._remembered", {})
+
+
+@pytest.fixture(autouse=True)
+def nothing_made_small() -> Iterator[None]:
+    """Later tests of this process would measure with the short times and the small cache of plugins/small.py."""
+    yield
+    assert isinstance(vars(Cpu)["cache_bytes"], property), "plugins/small.py was loaded here: start a process for it"
 
 
 @pytest.fixture

@@ -92,13 +92,6 @@ class FakeDevice(Cpu):
         return Batch(run, len(calls), "launch" if self.not_captured else timer, seconds, self.not_captured)
 
 
-@pytest.fixture(autouse=True)
-def usual_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plug-ins of other tests, loaded in this process before, make these times shorter."""
-    monkeypatch.setattr("harness.measure._BATCH_SECONDS", 5e-3)
-    monkeypatch.setattr("harness.measure._WARM_SECONDS", 0.05)
-
-
 def op(**variant: Any) -> Op:
     sheet = Op(
         "twice",

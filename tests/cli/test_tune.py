@@ -14,7 +14,8 @@ from harness.cli import app
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
-OPS = [f"--ops={PLUGINS / 'tunable.py'}", f"--ops={PLUGINS / 'small.py'}"]
+OPS = [f"--ops={PLUGINS / 'tunable.py'}"]
+SMALL = f"--ops={PLUGINS / 'small.py'}"
 SEARCH = ["tune", "chunked", *OPS, "--device=cpu", "--sizes=M=64,N=16", "--max-time=0.05", "--precision=0.5"]
 SCENARIO = """
 title: near the size that was searched
@@ -35,10 +36,10 @@ def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
     harness: Harness, folder: Path, tmp_path: Path
 ) -> None:
     own = {"HARNESS_CACHE": str(tmp_path / "cache")}
-    stopped = harness(*SEARCH, "--budget=0.001s", **own)
+    stopped = harness(*SEARCH, SMALL, "--budget=0.001s", **own)
     assert stopped.returncode == 3, stopped.stderr
     assert "the same command goes on" in stopped.stderr
-    ended = harness(*SEARCH, **own)
+    ended = harness(*SEARCH, SMALL, **own)
     assert ended.returncode == 0, ended.stderr
     assert "rows1.waywrong: wrong: y:" in ended.stderr
     file = next((tmp_path / "cache" / "plans").iterdir())
@@ -58,7 +59,7 @@ def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
     ]
     file.write_text(json.dumps({"schema": 1, "device": json.loads(file.read_text())["device"], "entries": [entry]}))
     (folder / "near.yaml").write_text(SCENARIO)
-    ran = harness("run", "near.yaml", *OPS, "--device=cpu", f"--output={tmp_path / 'run'}", **own)
+    ran = harness("run", "near.yaml", *OPS, SMALL, "--device=cpu", f"--output={tmp_path / 'run'}", **own)
     assert ran.returncode == 0, ran.stderr
     [result] = [
         json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines() if "case" in line

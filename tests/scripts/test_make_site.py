@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {SCRIPTS!r})
 import make_site, site_pages
-site_pages.PLACES = ("README.md", "docs/*", "examples/*.md")
+site_pages.PLACES = ("README.md", "docs/*.md", "docs/*.ipynb", "examples/*.md")
 make_site.TREE = (
     ("How to", ("docs/notebook",)),
     ("Results", ("reports/h200/index",)),

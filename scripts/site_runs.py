@@ -19,22 +19,25 @@ from site_pages import REPORT, ROOT, RUNS
 from harness import report
 from harness.cli.report import stale
 from harness.ops import Catalogue, known_cases
-from harness.report import preface
+from harness.report import overview, preface, summary
 from harness.report.formats.markdown import prose
 from harness.report.plotting import FOLDER as FIGURES
 
 FOLDER = ROOT / RUNS
 PAGE = "report.html"
+_MOST_TITLES = 3
+"""Titles of scenarios that the list of runs has room for."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the list of runs says of one: its folder, machine, day, outcome, and what its scenarios show."""
+    """What the list of runs says of one: its folder, machine, day, outcome, answer, and what its scenarios show."""
 
     name: str
     machine: str
     day: str
     outcome: str
+    answer: str
     titles: tuple[str, ...]
 
 
@@ -70,6 +73,7 @@ def _render(name: str, staged: Path) -> Told:
         run.header.machine.name,
         run.header.started[:10],
         preface.outcome(run),
+        " ".join(overview.headline(summary.summarise(run))),
         tuple(dict.fromkeys(scenario.title for scenario in run.header.scenarios)),
     )
 
@@ -81,13 +85,19 @@ def _linked(text: str) -> str:
     return f"{title}\n\n{link}\n{rest}"
 
 
+def _shortened(titles: Sequence[str]) -> str:
+    rest = len(titles) - _MOST_TITLES
+    return "; ".join(titles[:_MOST_TITLES]) + (f"; {rest} more" if rest > 0 else "")
+
+
 def listed(runs: Sequence[Told]) -> str:
-    """The page that lists the runs. What they measure is long, so a table would be too narrow."""
+    """The page that lists the runs, each with its answer first. Its sentences are too long for a table."""
     if not runs:
         return "# All runs\n\nNo run was rendered for this site.\n"
     machines = ", ".join(dict.fromkeys(told.machine for told in runs))
     items = [
-        f"- [{told.name}]({told.name}/index.md), {told.day}, {told.outcome}: {prose('; '.join(told.titles))}"
+        f"- [{told.name}]({told.name}/index.md), {told.day}, {told.outcome}: {prose(_shortened(told.titles))}.\\\n"
+        f"  {prose(told.answer)}"
         for told in runs
     ]
     tree = ["```{toctree}", ":hidden:", "", *(f"{told.name} <{told.name}/index>" for told in runs), "```"]

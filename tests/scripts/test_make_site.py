@@ -155,6 +155,7 @@ def test_a_small_site_is_built_without_a_warning_and_without_a_broken_link(tmp_p
     assert 'href="report.html"' in page(f"reports/h200/{RUN}/index.html")
     assert "<!doctype html>" in page(f"reports/h200/{RUN}/report.html")
     assert f'href="{RUN}/index.html"' in page("reports/h200/index.html")
+    assert "No case has a time." in page("reports/h200/index.html")
     assert 'id="harness.time"' in page("reference/python.html")
     assert 'id="harness.ops.Op.variant"' in page("reference/ops.html")
     assert 'id="harness.nn.layer_norm"' in page("reference/nn.html")

@@ -1,7 +1,11 @@
-"""`harness run --dry-run`: the cases, their bytes, and the time that this machine needs for them at best."""
+"""`harness run --dry-run`: the cases, their bytes, and the time that this machine needs for them at best.
+
+A dry run needs no device. Without one nothing is known of the machine: no time at best, and no memory to fit into.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
@@ -21,30 +25,35 @@ from harness.session import bytes_needed
 
 def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     """Print the table of cases, then what the run as a whole takes."""
-    machine = devices.kinds()[kind].machine()
-    known = limits.recall(machine)
+    missing = devices.kinds()[kind].missing()
+    machine = None if missing else devices.kinds()[kind].machine()
+    known = limits.recall(machine) if machine else None
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
     for title in ("read", "written", "at best", "memory"):
         table.add_column(title, justify="right", no_wrap=True)
     for job in plan.jobs:
-        table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes))
+        table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes if machine else math.inf))
     console = open_console()
     console.print(table)
-    for reason, count in Counter(too_few(kind, job.case.world) for job in plan.jobs).items():
+    for reason, count in Counter(too_few(kind, job.case.world) for job in plan.jobs if machine).items():
         if reason:
             console.print(f"\n{units.plural(count, 'case')} can't run here: {reason}", markup=False)
     if plan.left_out:
         console.print(f"\n{plan.left_out}", markup=False)
     estimate = Estimate.make(plan, kind, repeat)
     about = timedelta(seconds=round(estimate.total))
-    console.print(f"\n{units.plural(estimate.count, 'measurement')} on {machine.name}, about {about}", markup=False)
-    if known is None:
+    where = machine.name if machine else f"a {kind} device"
+    console.print(f"\n{units.plural(estimate.count, 'measurement')} on {where}, about {about}", markup=False)
+    if missing:
+        console.print(f"No such device can be used here: {missing}", markup=False)
+    elif known is None:
         text = "There are no times at best: run 'harness peak' once on this machine, which measures its limits."
         console.print(text, markup=False)
 
 
-def _row(job: Job, op: Op, known: Limits | None, memory: int) -> tuple[str, ...]:
+def _row(job: Job, op: Op, known: Limits | None, memory: float) -> tuple[str, ...]:
+    """A row of the table. Ops that make their inputs themselves, such as whole steps, don't say what they need."""
     case = job.case
     variant = op.variants[case.variant]
     work, timer = op.work_done_by(variant, case.values, case.dtype), variant.timer or op.timer
@@ -52,8 +61,7 @@ def _row(job: Job, op: Op, known: Limits | None, memory: int) -> tuple[str, ...]
     needed = bytes_needed(case, op)
     return (
         case.id,
-        units.size(work.read),
-        units.size(work.written),
+        *((units.size(work.read), units.size(work.written)) if work.read + work.written else ("-", "-")),
         units.seconds(best) if best else "-",
-        f"{units.size(needed)}{'' if needed <= memory else ', out of memory'}",
+        f"{units.size(needed) if needed else '-'}{'' if needed <= memory else ', out of memory'}",
     )

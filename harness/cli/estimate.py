@@ -34,7 +34,7 @@ class Estimate:
     def make(cls, plan: Plan, kind: str, repeat: int, fresh: bool = False) -> Estimate:
         """The estimate of a plan on this machine, measured by `repeat` processes one after the other."""
         device = devices.kinds()[kind]
-        known = not fresh and limits.recall(device.machine()) is not None
+        known = not fresh and not device.missing() and limits.recall(device.machine()) is not None
         cases = sum(job.timing.max_time + _BESIDE for job in plan.jobs)
         once = _START + _COMPILE * len(plan.ops)
         return cls(

@@ -115,7 +115,7 @@ def command(
     plugins = tuple(ops or ())
     catalogue = Catalogue(plugins)
     definitions = scenario.load(scenario.find(scenarios), catalogue)
-    kind = devices.choose(device)
+    kind = devices.choose(device, to_plan=dry_run)
     selection = scenario.Selection(
         device=kind,
         only=tuple(only or ()),

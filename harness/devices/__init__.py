@@ -101,10 +101,11 @@ def _made(entry: EntryPoint, where: str) -> Device:
     return cast(Device, made)
 
 
-def choose(requested: str | None) -> str:
+def choose(requested: str | None, *, to_plan: bool = False) -> str:
     """The kind to use: the requested one, else the first that works here. 'gpu' means cuda.
 
-    Raises UsageError for a kind that is unknown or can't be used here.
+    to_plan: the requested kind needn't work here, since nothing will run. Raises UsageError for a kind that is unknown
+    or can't be used here.
     """
     available = kinds()
     if requested is None:
@@ -112,6 +113,6 @@ def choose(requested: str | None) -> str:
     requested = OTHER_NAMES.get(requested, requested)
     if requested not in available:
         raise UsageError(f"no device named '{requested}'", nearest(requested, available))
-    if reason := available[requested].missing():
+    if not to_plan and (reason := available[requested].missing()):
         raise UsageError(f"device '{requested}' can't be used: {reason}", "'harness env' says what is missing")
     return requested

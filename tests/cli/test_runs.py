@@ -159,6 +159,20 @@ def test_a_dry_run_predicts_what_does_not_fit(tmp_path: Path) -> None:
     assert row.endswith(", out of memory")
 
 
+def test_a_dry_run_needs_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cpu, "missing", lambda self: "it was taken away")
+    monkeypatch.setattr(Cpu, "machine", lambda self: pytest.fail("it was asked what it is"))
+    scenario = tmp_path / "huge.yaml"
+    scenario.write_text("title: Huge\nop: copy\nshapes: [{N: 2**50}]\ndtypes: [float32]\nvariants: [eager]\n")
+    assert "'cpu' can't be used: it was taken away" in invoke("run", scenario, "--device=cpu").stderr
+    done = invoke("run", scenario, "--device=cpu", "--dry-run")
+    assert done.exit_code == 0, done.stderr
+    assert "1 measurement on a cpu device, about" in done.stdout
+    assert "No such device can be used here: it was taken away" in done.stdout
+    assert "out of memory" not in done.stdout
+    assert "harness peak" not in done.stdout
+
+
 def test_a_dry_run_tells_of_cases_that_need_more_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "count", 2)
     scenario = tmp_path / "sums.yaml"

@@ -17,7 +17,7 @@ from harness.cli.options import Device, MaxTime, Ops, Precision
 from harness.errors import Exit, UsageError, nearest
 
 if TYPE_CHECKING:
-    from harness.model import Case
+    from harness.model import Case, Timing
     from harness.ops import Op
     from harness.scenario import Setting
     from harness.tune import Listed, ToTune, Tuned
@@ -103,7 +103,8 @@ def command(
     with follow(open_console(err=True)) as observer, cuda.assuming(known(arch)) if arch else nullcontext():
         found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
     if isinstance(found, tuple):
-        typer.echo("\n".join(line for each in found for line in _lines(each)))
+        typer.echo("\n".join(line for each in found for line in (*_lines(each), "")))
+        typer.echo(_needed(found, timing))
         return
     _tell(found)
     if not found.complete:
@@ -117,7 +118,7 @@ def _device(device: str | None) -> str:
     return devices.choose(device)
 
 
-def _timing(precision: float | None, max_time: float | None) -> Any:
+def _timing(precision: float | None, max_time: float | None) -> Timing:
     from harness.model import Timing
 
     usual = Timing()
@@ -222,6 +223,19 @@ def _lines(each: Listed) -> list[str]:
     return [head, *aligned(rows), *more, *left_out]
 
 
+def _needed(found: Sequence[Listed], timing: Timing) -> str:
+    """How long the search takes, from the number of plans of each case."""
+    from datetime import timedelta
+
+    from harness.cli.estimate import Estimate
+    from harness.tune import schedule
+
+    rounds = schedule([sum(not one.dropped for one in each.candidates) for each in found], timing)
+    count = sum(plans for plans, _ in rounds)
+    about = timedelta(seconds=round(Estimate.of_search(rounds)))
+    return f"{count} measurements in {len(rounds)} rounds, {about} at most; --budget ends a search sooner"
+
+
 def _tell(result: Tuned) -> None:
     """The plan to take at each case, what it gains, and which plans were wrong."""
     from harness import units
@@ -229,6 +243,8 @@ def _tell(result: Tuned) -> None:
     for case, found in result.found.items():
         for text, why in found.failed:
             typer.echo(f"{case.id}: {text}: {why}", err=True)
+        if not found.timed and not result.complete:
+            continue
         if not found.timed:
             typer.echo(f"{case.id}: no plan was timed")
             continue

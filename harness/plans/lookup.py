@@ -75,7 +75,10 @@ def _loss(plan: Plan, around: Sequence[Entry]) -> float:
 
 
 def _rule_loss(entry: Entry) -> float:
-    return _slower(entry, lambda timed: timed.rule)
+    """By how much the rule's plan was slower than the fastest; 0 where that isn't sure, since their intervals meet."""
+    rule = next((timed for timed in entry.timed if timed.rule), None)
+    best = min(entry.timed, key=lambda timed: timed.time)
+    return 0.0 if rule and rule.low <= best.high else _slower(entry, lambda timed: timed.rule)
 
 
 def _slower(entry: Entry, wanted: Callable[[TimedPlan], bool]) -> float:

@@ -68,12 +68,23 @@ def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
     assert facts == {"neighbour": pytest.approx(0.585, abs=1e-3), "neighbour_M": 64.0, "neighbour_N": 16.0}
 
 
+def test_a_table_of_another_device_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"schema": 1, "device": "another", "entries": []}')
+    result = invoke(*SEARCH, f"--output={file}")
+    assert result.exit_code == 2, result.output
+    assert "is the table of another" in " ".join(result.output.split())
+    assert "round" not in result.output
+
+
 def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 0 left out"
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
+    # A process and a report a round; a quarter of a second beside sampling: 6, 5 and 2 plans.
+    assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
 
 
 @pytest.mark.gpu

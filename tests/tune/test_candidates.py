@@ -69,6 +69,16 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
     assert (found[0].registers, found[0].shared) == (64, 25_700)
 
 
+def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
+    rule = {"threads": 256, "way": "spills"}
+    tuning = op.variants["tuned"].tuning
+    assert tuning
+    op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))
+    with cuda.assuming(KNOWN["sm_80"]):
+        first = candidates(op, "tuned", case_of())[0]
+    assert (first.rule, first.plan, first.local, first.dropped) == (True, rule, 8, "")
+
+
 def test_newer_architectures_allow_more(op: Op) -> None:
     with cuda.assuming(KNOWN["sm_90"]):
         why = {each.text: each.dropped for each in candidates(op, "tuned", case_of())}

@@ -238,8 +238,8 @@ class Matmul:
         if len(found) == 1:
             return found[0]
         sets = [tensors] if self._hot else racing.rotated(tensors)
-        clock = racing.Clock.of(lambda place, number: self._run(sets[number], found[place]), len(sets))
-        return found[racing.fastest(len(found), clock)]
+        watch = racing.HeldClock.of(lambda place, number: self._run(sets[number], found[place]), len(sets))
+        return found[racing.fastest(len(found), watch)]
 
     def _runs(self, tensors: _Tensors, algorithm: Any) -> bool:
         """Whether an algorithm that was proposed can run."""

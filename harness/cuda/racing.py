@@ -54,7 +54,7 @@ def _interval(times: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(slots=True)
-class Clock:
+class HeldClock:
     """Times launches on torch's current stream. launch(place, number): one call, with the set of buffers of a number.
 
     turns: the sets' numbers, endlessly. calls: of a sample. hold: cycles for which the GPU is held busy.
@@ -66,7 +66,7 @@ class Clock:
     hold: int = _HOLD
 
     @classmethod
-    def of(cls, launch: Callable[[int, int], None], sets: int) -> Clock:
+    def of(cls, launch: Callable[[int, int], None], sets: int) -> HeldClock:
         """A clock whose samples take a millisecond, or one call."""
         clock = cls(launch, cycle(range(sets)))
         clock.calls = max(1, min(_MOST_CALLS, int(_SAMPLE / max(clock(0), 1e-9))))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.cuda import racing
-from harness.cuda.racing import Clock, fastest, rotated
+from harness.cuda.racing import HeldClock, fastest, rotated
 
 
 def told(*launches: Iterator[float]) -> tuple[Callable[[int], float], Counter[int]]:
@@ -121,7 +121,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], Gpu]:
 
 def test_the_gpu_is_held_until_the_host_has_queued_a_sample(gpu: Callable[[float, float], Gpu]) -> None:
     slow_host = gpu(2.0**16, 1.0)
-    clock = Clock(slow_host.launch, iter(count()), calls=8)
+    clock = HeldClock(slow_host.launch, iter(count()), calls=8)
     assert clock(0) == pytest.approx(1.0)
     assert slow_host.held == [2**18, 2**19, 2**20]
     assert clock(0) == pytest.approx(1.0)
@@ -130,18 +130,18 @@ def test_the_gpu_is_held_until_the_host_has_queued_a_sample(gpu: Callable[[float
 
 def test_a_host_that_waits_for_each_call_is_not_waited_for_forever(gpu: Callable[[float, float], Gpu]) -> None:
     blocked = gpu(2.0**30, 1.0)
-    assert Clock(blocked.launch, iter(count()))(0) > 0
+    assert HeldClock(blocked.launch, iter(count()))(0) > 0
     assert blocked.held[-1] == 2**26
 
 
 @pytest.mark.parametrize(("call", "calls"), [(1e-6, 32), (1e-4, 10), (0.1, 1)])
 def test_a_sample_takes_a_millisecond_or_one_call(gpu: Callable[[float, float], Gpu], call: float, calls: int) -> None:
-    assert Clock.of(gpu(0.0, call).launch, 1).calls == pytest.approx(calls, abs=1)
+    assert HeldClock.of(gpu(0.0, call).launch, 1).calls == pytest.approx(calls, abs=1)
 
 
 def test_sets_of_buffers_take_turns_across_samples(gpu: Callable[[float, float], Gpu]) -> None:
     played = gpu(0.0, 1e-4)
-    clock = Clock.of(played.launch, 7)
+    clock = HeldClock.of(played.launch, 7)
     clock(0)
     clock(1)
     assert played.numbers == [*islice((number % 7 for number in count()), 1 + 2 * clock.calls)]
@@ -190,7 +190,7 @@ def test_on_a_gpu_small_calls_are_not_as_slow_as_the_host() -> None:
         for _ in range(1 + 20 * place):
             x.add_(1)
 
-    clock = Clock.of(launch, 1)
+    clock = HeldClock.of(launch, 1)
     one, many = (statistics.median(clock(place) for _ in range(5)) for place in (0, 1))
     assert one < 10e-6
     assert many > 5 * one

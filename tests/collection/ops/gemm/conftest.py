@@ -194,7 +194,7 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
 
         return seconds
 
-    monkeypatch.setattr(racing.Clock, "of", timed)
+    monkeypatch.setattr(racing.HeldClock, "of", timed)
     monkeypatch.setattr(racing, "rotated", lambda tensors: [tensors, tensors])
     cublaslt._handle_of.cache_clear()
     workspaces.forget()

@@ -124,7 +124,7 @@ def test_each_set_of_buffers_has_a_bias_of_its_own(lt, address, monkeypatch):
 
 
 def test_cublaslts_own_first_choice_stays_where_no_other_is_surely_faster(lt, address, monkeypatch):
-    monkeypatch.setattr(racing.Clock, "of", lambda launch, sets: lambda place: 1.0)
+    monkeypatch.setattr(racing.HeldClock, "of", lambda launch, sets: lambda place: 1.0)
     matmul = Matmul(LINEAR, 6)
     matmul(address(256), address(512), address(1024), bias=address(256))
     assert lt.calls[-1] == "matmul 0"

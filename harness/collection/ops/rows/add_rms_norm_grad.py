@@ -130,12 +130,18 @@ def separate(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("tuned", "one read of all; rows in shared memory, ahead of the work", unsupported=grad.too_long)
+@OP.variant(
+    "tuned",
+    "one read of all; rows in shared memory, ahead of the work",
+    unsupported=grad.too_long,
+    tuning=AddNormGradPlan.tuning(),
+)
 def tuned(ctx: Context) -> Launch:
     """`separate` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
     fallback: Launch = separate(ctx)
     case = grad._GradCase.of(ctx)
-    plan = AddNormGradPlan.of(case.columns, case.itemsize, Chip.current())
+    found = ctx.plan()
+    plan = AddNormGradPlan.made(case.columns, case.itemsize, Chip.current(), **found) if found else None
     if plan is None:
         return fallback
     grid = max(1, min(case.rows, cuda.multiprocessors() * plan.resident))

@@ -11,7 +11,7 @@ import pytest
 from harness import cuda
 from harness.cuda.assumed import KNOWN
 from harness.errors import CompileError, UsageError
-from harness.model import Case, KernelFacts
+from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
 
@@ -70,7 +70,7 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
 
 
 def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
-    rule = {"threads": 256, "way": "spills"}
+    rule: dict[str, Value] = {"threads": 256, "way": "spills"}
     tuning = op.variants["tuned"].tuning
     assert tuning
     op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))

@@ -176,15 +176,20 @@ def _rule(case: Case) -> Plan | None:
     return {"lanes": plan.lanes, "count": plan.count, "together": plan.together}
 
 
+def _made(case: Case, plan: Plan) -> UnitRowPlan | None:
+    lanes, count, together = (int(plan[name]) for name in _PARAMETERS)
+    return UnitRowPlan.made(case.symbols["C"], lanes, count, together)
+
+
 def _refuse(case: Case, plan: Plan) -> str | None:
-    made = UnitRowPlan.made(case.symbols["C"], **plan)
+    made = _made(case, plan)
     if made is None:
         return "such teams can't keep these rows"
     return "a grid has fewer blocks" if made.grid(case.symbols["M"]) > _MOST_BLOCKS else None
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    made = UnitRowPlan.made(case.symbols["C"], **plan)
+    made = _made(case, plan)
     assert made
     yield Built(_FILE, f"{case.op}_tuned", _macros(case) | made.macros, made.threads)
 
@@ -222,7 +227,7 @@ def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
     if runs:
         kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx.case) | runs.macros)
         return kernel, runs.grid(ctx.s.M, cuda.multiprocessors()), runs.threads
-    plan = UnitRowPlan.made(ctx.s.C, **found) if found else None
+    plan = _made(ctx.case, found) if found else None
     if plan is None:
         return None
     kernel = ctx.kernel(_FILE, f"{ctx.case.op}_tuned", _macros(ctx.case) | plan.macros)

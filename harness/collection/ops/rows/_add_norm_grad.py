@@ -65,27 +65,10 @@ class AddNormGradPlan:
         return cls(threads, resident, kept, stages, stage_bytes) if stages > 0 else None
 
     @classmethod
-    def tuning(cls) -> Tuning:
-        """What `tuned` of the op declares."""
-
-        def sizes(case: Case) -> tuple[int, int, Chip]:
-            return case.symbols["N"], ITEMSIZE[case.dtype], Chip.current()
-
-        def rule(case: Case) -> Plan | None:
-            plan = cls.of(*sizes(case))
-            return {"kept": plan.kept, "resident": plan.resident} if plan else None
-
-        def refuse(case: Case, plan: Plan) -> str | None:
-            return None if cls.made(*sizes(case), **plan) else "there is no room for these rows"
-
-        def kernels(case: Case, plan: Plan) -> Iterator[Built]:
-            made = cls.made(*sizes(case), **plan)
-            assert made
-            macros = {"SCALAR": CUDA_TYPE[case.dtype], **made.macros}
-            yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, made.shared)
-
-        most = {"kept": range(1, _KEPT_ELEMENTS // 4 + 1), "resident": range(1, _MOST_RESIDENT + 1)}
-        return Tuning(lambda _: most, rule, refuse, kernels)
+    def planned(cls, case: Case, plan: Plan) -> Self | None:
+        """The plan that parameters stand for; None where there is no room for it."""
+        columns, itemsize = case.symbols["N"], ITEMSIZE[case.dtype]
+        return cls.made(columns, itemsize, Chip.current(), int(plan["kept"]), int(plan["resident"]))
 
     @property
     def shared(self) -> int:
@@ -96,3 +79,27 @@ class AddNormGradPlan:
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
         return {"THREADS": self.threads, "BLOCKS": self.resident, "KEPT": self.kept, "STAGES": self.stages}
+
+
+def _rule(case: Case) -> Plan | None:
+    plan = AddNormGradPlan.of(case.symbols["N"], ITEMSIZE[case.dtype], Chip.current())
+    return {"kept": plan.kept, "resident": plan.resident} if plan else None
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    made = AddNormGradPlan.planned(case, plan)
+    assert made
+    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[case.dtype], **made.macros}
+    yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, made.shared)
+
+
+_PARAMETERS = {
+    "kept": range(1, _KEPT_ELEMENTS * ITEMSIZE["float32"] // PACK_BYTES + 1),
+    "resident": range(1, _MOST_RESIDENT + 1),
+}
+TUNING = Tuning(lambda _: _PARAMETERS, _rule, _refuse, _kernels)
+"""What `tuned` of add_rms_norm_grad declares."""

@@ -75,10 +75,8 @@ def _loss(plan: Plan, around: Sequence[Entry]) -> float:
 
 
 def _rule_loss(entry: Entry) -> float:
-    """By how much the rule's plan was slower than the fastest; 0 where that isn't sure, since their intervals meet."""
-    rule = next((timed for timed in entry.timed if timed.rule), None)
-    best = min(entry.timed, key=lambda timed: timed.time)
-    return 0.0 if rule and rule.low <= best.high else _slower(entry, lambda timed: timed.rule)
+    """By how much the rule's plan was slower than the fastest; 0 where the search found none that surely is faster."""
+    return 0.0 if entry.timed[0].rule else _slower(entry, lambda timed: timed.rule)
 
 
 def _slower(entry: Entry, wanted: Callable[[TimedPlan], bool]) -> float:

@@ -205,7 +205,7 @@ class Search:
     ) -> tuple[TimedPlan, ...]:
         """The candidates that are left with their times; the rule's first unless another one is surely faster.
 
-        again: what was measured once more. Where nothing was, no candidate is surely faster than the rule's.
+        again: what was measured once more. A candidate that wasn't isn't surely faster.
         """
         right = [c for c in candidates if c.text in known and c.text not in self.failed.get(case, {})]
         right.sort(key=lambda candidate: known[candidate.text].time or math.inf)

@@ -72,10 +72,10 @@ def test_the_rule_stays_where_it_loses_no_more_than_a_hundredth(rule: float, sta
     assert found == (None if stays else A)
 
 
-@pytest.mark.parametrize(("low", "stays"), [(1.0, True), (1.1, True), (1.11, False)])
-def test_the_rule_stays_where_no_plan_was_surely_faster(low: float, stays: bool) -> None:
-    best, rule = TimedPlan(dict(A), 1.0, 0.9, 1.1), TimedPlan(dict(B), 1.2, low, 1.4, rule=True)
-    assert taken([entry(1024, best, rule)], 1024) == (None if stays else A)
+def test_the_rule_stays_where_the_search_put_it_first_since_no_plan_was_surely_faster() -> None:
+    best, rule = timed(A, 1.0), timed(B, 1.2, rule=True)
+    assert taken([entry(1024, rule, best)], 1024) is None
+    assert taken([entry(1024, best, rule)], 1024) == A
 
 
 @pytest.mark.parametrize(("columns", "near"), [(2048, True), (2049, False), (512, True), (511, False)])

@@ -6,7 +6,10 @@ import itertools
 
 import pytest
 
+from harness import plans
 from harness.ops import Catalogue, Context
+from harness.ops.tuning import kernels_digest
+from harness.plans import Entry, TimedPlan
 from harness.tune.candidates import legal_plans
 from tests.collection.test_kernels import GENERATOR, FakeKernel, alignments, case_of, pretend_gpu, told
 
@@ -65,3 +68,20 @@ def test_plans_are_legal_and_launch_what_they_say(monkeypatch, op, name):
                 assert same, (case.id, plan, said, made)
                 assert built.threads == 0 or said in same, (case.id, plan, said, same)
     assert with_plan
+
+
+def test_a_table_decides_which_kernel_a_transpose_launches(monkeypatch):
+    """A measured size's plan serves its neighbours; a size far away takes the rule's plan."""
+    op = Catalogue()["nchw_to_nhwc"]
+    sizes = {"N": 33, "C": 64, "H": 56, "W": 56}
+    timed = (TimedPlan({"tiles": "registers2"}, 1.0, 1.0, 1.0), TimedPlan({"tiles": "words"}, 2.0, 2.0, 2.0, rule=True))
+    choices = {"direction": "to_nhwc"}
+    digest = kernels_digest(op, "tuned")
+    entry = Entry(op.name, "tuned", "bfloat16", sizes, choices, timed, digest, "", "", "", "", 2, 0)
+    monkeypatch.setattr(plans, "entries", lambda _kind: ((entry,),))
+    found = {
+        images: launched(monkeypatch, op, case_of(op, "tuned", "bfloat16", sizes | {"N": images}))[0][0]
+        for images in (33, 48, 128)
+    }
+    blocks, words = "nchw_to_nhwc_register_blocks", "nchw_to_nhwc_word_tiles"
+    assert found == {33: blocks, 48: blocks, 128: words}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness import devices, limits
@@ -54,6 +55,11 @@ class Estimate:
     def total(self) -> float:
         """Seconds of the whole run."""
         return self.of(self.count)
+
+    @staticmethod
+    def of_search(rounds: Iterable[tuple[int, float]]) -> float:
+        """Seconds of a search, at most: of each round the plans that are timed, and the seconds that each may take."""
+        return sum(_START + _REPORT + count * (seconds + _BESIDE) for count, seconds in rounds)
 
     def of(self, count: int) -> float:
         """Seconds if only `count` measurements are left to do."""

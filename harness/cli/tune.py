@@ -17,7 +17,7 @@ from harness.cli.options import Device, MaxTime, Ops, Precision
 from harness.errors import Exit, UsageError, nearest
 
 if TYPE_CHECKING:
-    from harness.model import Case
+    from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
     from harness.tune import Listed, ToTune, Tuned
@@ -28,6 +28,7 @@ EXAMPLES = (
     "  harness tune layer_norm --dry-run\n"
     "  harness tune layer_norm --sizes M=4096,N=768 --dtype bfloat16\n"
     "  harness tune softmax --scenario models --budget 30m\n"
+    "  harness tune nchw_to_nhwc --sizes N=33,C=64,H=56,W=56,direction=to_nchw\n"
     "  harness tune mine --ops mine.py --device cpu\n"
     "  harness tune layer_norm --arch sm_100 --dry-run    for a GPU that isn't here\n"
     "\n\b\nA plan is a value of each parameter of the kernel, such as threads.\n"
@@ -36,7 +37,8 @@ EXAMPLES = (
 )
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZES = re.compile(r"\w+=[0-9]{1,19}(,\w+=[0-9]{1,19})*")
+_SIZES = re.compile(r"\w+=[\w.+-]+(,\w+=[\w.+-]+)*")
+_SIZE = re.compile(r"[0-9]{1,19}")
 _SHOWN = 12  # plans of a case that --dry-run lists
 
 
@@ -58,7 +60,8 @@ def command(
         typer.Option(metavar="NAME", help="Tune for the sizes of these scenarios. Default: the op's own."),
     ] = None,
     sizes: Annotated[
-        list[str] | None, typer.Option(metavar="SIZES", help="Tune for these sizes instead, e.g. M=4096,N=768.")
+        list[str] | None,
+        typer.Option(metavar="SIZES", help="Tune for these sizes and choices instead, e.g. M=4096,N=768."),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
     budget: Annotated[
@@ -103,7 +106,8 @@ def command(
     with follow(open_console(err=True)) as observer, cuda.assuming(known(arch)) if arch else nullcontext():
         found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
     if isinstance(found, tuple):
-        typer.echo("\n".join(line for each in found for line in _lines(each)))
+        typer.echo("\n".join(line for each in found for line in (*_lines(each), "")))
+        typer.echo(_needed(found, timing))
         return
     _tell(found)
     if not found.complete:
@@ -117,7 +121,7 @@ def _device(device: str | None) -> str:
     return devices.choose(device)
 
 
-def _timing(precision: float | None, max_time: float | None) -> Any:
+def _timing(precision: float | None, max_time: float | None) -> Timing:
     from harness.model import Timing
 
     usual = Timing()
@@ -184,15 +188,29 @@ def _sized(op: Op, text: str) -> Setting:
 
     if not _SIZES.fullmatch(text):
         raise UsageError(f"--sizes {text}: aren't sizes", "write them as in --sizes M=1024,N=4096")
-    given = {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
-    if {*given} != {*op.symbols} or not all(given.values()):
+    given = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
+    chosen = {name: _chosen(op, name, given.pop(name, None)) for name in op.choices}
+    sizes = {name: int(value) for name, value in given.items() if _SIZE.fullmatch(value)}
+    least = {name: 0 if name in op.defaults else 1 for name in op.symbols}
+    if {*given} != {*op.symbols} or any(sizes.get(name, -1) < least[name] for name in op.symbols):
+        also = f" and the choices {', '.join(op.choices)}" if op.choices else ""
         raise UsageError(
-            f"--sizes {text}: op '{op.name}' has the sizes {', '.join(op.symbols)}", "give each, from 1 on"
+            f"--sizes {text}: op '{op.name}' has the sizes {', '.join(op.symbols)}{also}", "give each size, from 1 on"
         )
-    return Setting(
-        tuple((symbol, given[symbol]) for symbol in op.symbols),
-        tuple((name, choice.usual) for name, choice in op.choices.items()),
-    )
+    return Setting(tuple((symbol, sizes[symbol]) for symbol in op.symbols), tuple(chosen.items()))
+
+
+def _chosen(op: Op, name: str, text: str | None) -> Value:
+    """The value of a choice: what the text says, or the choice's default."""
+    choice = op.choices[name]
+    if text is None:
+        return choice.usual
+    numbers = [float(text)] if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+", text) else []
+    found = next((value for value in choice.values if str(value) == text), None)
+    value = found if found is not None else next((number for number in numbers if choice.accepts(number)), None)
+    if value is None:
+        raise UsageError(f"--sizes: {name} of op '{op.name}' can't be '{text}'", f"allowed: {choice.allowed}")
+    return value
 
 
 def _case(op: Op, variant: str, dtype: str, setting: Setting, device: str) -> Case:
@@ -222,6 +240,19 @@ def _lines(each: Listed) -> list[str]:
     return [head, *aligned(rows), *more, *left_out]
 
 
+def _needed(found: Sequence[Listed], timing: Timing) -> str:
+    """How long the search takes, from the number of plans of each case."""
+    from datetime import timedelta
+
+    from harness.cli.estimate import Estimate
+    from harness.tune import schedule
+
+    rounds = schedule([sum(not one.dropped for one in each.candidates) for each in found], timing)
+    count = sum(plans for plans, _ in rounds)
+    about = timedelta(seconds=round(Estimate.of_search(rounds)))
+    return f"{count} measurements in {len(rounds)} rounds, {about} at most; --budget ends a search sooner"
+
+
 def _tell(result: Tuned) -> None:
     """The plan to take at each case, what it gains, and which plans were wrong."""
     from harness import units
@@ -229,6 +260,8 @@ def _tell(result: Tuned) -> None:
     for case, found in result.found.items():
         for text, why in found.failed:
             typer.echo(f"{case.id}: {text}: {why}", err=True)
+        if not found.timed and not result.complete:
+            continue
         if not found.timed:
             typer.echo(f"{case.id}: no plan was timed")
             continue

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from harness.cuda import workspaces
+from harness.cuda import racing, workspaces
 from harness.cuda.launch import stream_handle
 from harness.errors import MachineError
 
@@ -32,9 +32,10 @@ MISSING = "needs nvmath-python, which gives cuBLASLt to Python: pip install 'gpu
 Activation = Literal["", "relu", "gelu"]
 Alpha = Literal["one", "device", "columns"]
 Order = Literal["", "COL4_4R2_8C", "COL32_2R_4R4"]
+_Tensors: TypeAlias = "Sequence[torch.Tensor | None]"
+"""The two operands as cuBLASLt has them, the result, the bias, alpha."""
 
 _ALIGNED = 256  # bytes of an address that are enough for every algorithm
-_REPEATS, _CALLS = 3, 5  # of a timing of an algorithm: the fastest of the repeats, of so many calls each
 _PARTS_IN_COMPUTE_TYPE = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
 _TYPES = {
     "float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF", "int8": "CUDA_R_8I",
@@ -176,14 +177,15 @@ class Matmul:
     Products that are called on one stream share its workspace. A graph that is captured has one of its own.
 
     The first call with tensors of an alignment chooses the algorithm for this alignment. A session makes this call
-    before anything is timed. algorithms: how many of cuBLASLt's proposals are timed then, in its order; with 1 its
-    first choice is taken as it is.
+    before anything is timed. algorithms: how many of cuBLASLt's proposals are timed then; with 1 its first choice is
+    taken as it is. Another one takes its place only if it is surely faster. hot: whether calls find their tensors in
+    the L2; otherwise the algorithms are timed with tensors that aren't there.
 
     Raises MachineError in cuBLASLt's words where it refuses a call.
     """
 
-    def __init__(self, product: Gemm, algorithms: int = 1) -> None:
-        self._product, self._count = product, algorithms
+    def __init__(self, product: Gemm, algorithms: int = 1, *, hot: bool = False) -> None:
+        self._product, self._count, self._hot = product, algorithms, hot
         self._opened = ExitStack()
         self._description = _Description(product, self._opened)
         self._chosen: dict[tuple[int, ...], Any] = {}
@@ -201,42 +203,51 @@ class Matmul:
         alpha: torch.Tensor | None = None,
     ) -> None:
         """Multiply into y. bias (n): where the product has one. alpha (1) or (n), float32: where it isn't 'one'."""
-        if bias is not None:
-            self._description.set_bias(bias.data_ptr())
         operands = (x, weights) if self._product.order else (weights, x)
-        addresses = tuple(tensor.data_ptr() for tensor in (*operands, y))
-        alignments = tuple(min(_ALIGNED, address & -address) for address in addresses)
-        workspace = workspaces.of_stream(y.device, stream_handle(), WORKSPACE)
-        run = partial(self._run, addresses, 0 if alpha is None else alpha.data_ptr(), workspace.data_ptr())
+        tensors = (*operands, y, bias, alpha)
+        alignments = tuple(min(_ALIGNED, address & -address) for address in map(_address, (*operands, y)))
         if alignments not in self._chosen:
-            self._chosen[alignments] = self._choose(alignments, run)
+            self._chosen[alignments] = self._choose(alignments, tensors)
         try:
-            run(self._chosen[alignments])
+            self._run(tensors, self._chosen[alignments])
         except library().lt.cuBLASLtError as error:
             raise _refused(error) from error
 
-    def _run(self, addresses: Sequence[int], alpha: int, workspace: int, algorithm: Any) -> None:
-        self._description.multiply(addresses, alpha, algorithm.ctypes.data, workspace, stream_handle())
+    def _run(self, tensors: _Tensors, algorithm: Any) -> None:
+        *matrices, bias, alpha = tensors
+        assert matrices[-1] is not None
+        if bias is not None:
+            self._description.set_bias(bias.data_ptr())
+        stream = stream_handle()
+        workspace = workspaces.of_stream(matrices[-1].device, stream, WORKSPACE)
+        self._description.multiply(
+            [*map(_address, matrices)], _address(alpha), algorithm.ctypes.data, workspace.data_ptr(), stream
+        )
 
-    def _choose(self, alignments: tuple[int, ...], run: Callable[[Any], None]) -> Any:
+    def _choose(self, alignments: tuple[int, ...], tensors: _Tensors) -> Any:
         """The fastest of the algorithms, or the only one."""
-        failure = library().lt.cuBLASLtError
         try:
-            found = self._description.algorithms(self._count, alignments)
-        except failure as error:
+            proposed = self._description.algorithms(self._count, alignments)
+        except library().lt.cuBLASLtError as error:
             raise _refused(error) from error
-        if self._count == 1 and len(found):
-            return found[:1]
-        times: list[tuple[float, int]] = []
-        for place in range(len(found)):
-            try:
-                times.append((_seconds(partial(run, found[place : place + 1])), place))
-            except failure:  # it was proposed, but can't run
-                continue
-        if not times:
+        found = [proposed[place : place + 1] for place in range(len(proposed))]
+        if self._count > 1:
+            found = [algorithm for algorithm in found if self._runs(tensors, algorithm)]
+        if not found:
             raise MachineError("cuBLASLt has no algorithm for this product", "check how its tensors are aligned")
-        _, fastest = min(times)
-        return found[fastest : fastest + 1]
+        if len(found) == 1:
+            return found[0]
+        sets = [tensors] if self._hot else racing.rotated(tensors)
+        watch = racing.HeldClock.of(lambda place, number: self._run(sets[number], found[place]), len(sets))
+        return found[racing.fastest(len(found), watch)]
+
+    def _runs(self, tensors: _Tensors, algorithm: Any) -> bool:
+        """Whether an algorithm that was proposed can run."""
+        try:
+            self._run(tensors, algorithm)
+        except library().lt.cuBLASLtError:
+            return False
+        return True
 
 
 class _Description:
@@ -367,24 +378,11 @@ def _refused(error: Exception) -> MachineError:
     return MachineError(f"cuBLASLt refuses the product: {_words(error)}", "take other sizes, or another variant")
 
 
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def _zero() -> torch.Tensor:
     import torch
 
     return torch.zeros(1, dtype=torch.float32, device="cuda")
-
-
-def _seconds(call: Callable[[], None]) -> float:
-    """Seconds of a call among calls that follow each other."""
-    import torch
-
-    call()
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(_CALLS):
-            call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3 / _CALLS)
-    return min(times)

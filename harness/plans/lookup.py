@@ -75,7 +75,8 @@ def _loss(plan: Plan, around: Sequence[Entry]) -> float:
 
 
 def _rule_loss(entry: Entry) -> float:
-    return _slower(entry, lambda timed: timed.rule)
+    """By how much the rule's plan was slower than the fastest; 0 where the search found none that surely is faster."""
+    return 0.0 if entry.timed[0].rule else _slower(entry, lambda timed: timed.rule)
 
 
 def _slower(entry: Entry, wanted: Callable[[TimedPlan], bool]) -> float:

@@ -2,7 +2,8 @@
 
 A search lists the plans that a variant's `tuning` allows at a size, drops the plans that can't launch or that spill by
 what the compiler says, and times the others in rounds, each with a third of the plans of the round before and three
-times the time (successive halving). Each candidate is a variant of the op, so that it is checked before and after it is
+times the time (successive halving). The fastest plan and the rule's are then timed once more, since the fastest of
+several was also the luckiest. Each candidate is a variant of the op, so that it is checked before and after it is
 timed, in processes that may die. Each round is a run in a folder, so that a search that was interrupted goes on.
 
 Ideas: Kernel Tuner's restrictions and its drop of what doesn't compile; Triton's autotuner, which keeps the best by
@@ -13,5 +14,6 @@ from __future__ import annotations
 
 from harness.tune.candidates import Candidate, candidates
 from harness.tune.procedure import Listed, ToTune, Tuned, listed, tune
+from harness.tune.search import schedule
 
-__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "candidates", "listed", "tune"]
+__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "candidates", "listed", "schedule", "tune"]

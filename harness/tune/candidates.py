@@ -102,13 +102,16 @@ def _compiled(op: Op, variant: str, tuning: Tuning, case: Case, candidate: Candi
             registers=max(candidate.registers, facts.registers),
             local=max(candidate.local, facts.local),
             shared=max(candidate.shared, facts.shared + built.shared),
-            dropped=candidate.dropped or _problem(built, facts.registers, facts.local, facts.shared + built.shared),
+            dropped=candidate.dropped or _problem(built, facts.registers, facts.shared + built.shared),
         )
+    # The rule's plan is what others are compared with, even if it spills.
+    if candidate.local and not candidate.rule and not candidate.dropped:
+        return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
     return candidate
 
 
-def _problem(built: Built, registers: int, local: int, shared: int) -> str:
-    """Why a kernel can't be launched so, or isn't worth it; '' if it may be."""
+def _problem(built: Built, registers: int, shared: int) -> str:
+    """Why a kernel can't be launched so; '' if it may be."""
     warps = -(-built.threads // _WARP)
     needed = warps * (-(-registers * _WARP // _ALLOCATED) * _ALLOCATED)
     if needed > _REGISTERS:
@@ -117,7 +120,7 @@ def _problem(built: Built, registers: int, local: int, shared: int) -> str:
         return f"{shared:,} bytes of shared memory, a block may have {cuda.shared_memory():,}"
     if built.cluster > 1 and not cuda.has_clusters():
         return "clusters of blocks came with compute capability 9.0"
-    return f"spills: {local} bytes of local memory a thread" if local else ""
+    return ""
 
 
 def kept(found: Sequence[Candidate]) -> list[Candidate]:

@@ -81,6 +81,9 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
     """Search, and write the table. Raises as `listed` does, and MachineError where nothing can be measured."""
     deadline = time.monotonic() + wanted.seconds
+    device = plans.device_name(wanted.device)
+    if wanted.output:
+        plans.read(wanted.output, device)  # it raises before anything is timed where the table can't be written there
     every = listed(wanted, observer)
     chosen = {each.case: kept(each.candidates) for each in every}
     if not any(chosen.values()):
@@ -109,8 +112,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     )
     if not made:
         raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
-    table = plans.device_name(wanted.device)
-    there = plans.read(wanted.output, table) if wanted.output else _own(table)
+    there = plans.read(wanted.output, device) if wanted.output else _own(device)
     file_written = plans.write(plans.merged(there, made), wanted.output)
     shutil.rmtree(home, ignore_errors=True)
     return Tuned(every, found, made, file_written, complete=True)

@@ -1,4 +1,4 @@
-"""Successive halving: rounds of runs, each with fewer candidates and more time for each."""
+"""Successive halving: rounds of runs, each with fewer candidates and more time for each, and a round that confirms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -121,22 +121,28 @@ class Search:
 
     def run(self, candidates: Mapping[Case, Sequence[Candidate]]) -> dict[Case, Ranking]:
         """What was found at each case, of rounds that ended before the time was over."""
-        tried = {case: len(each) for case, each in candidates.items()}
         left = {case: list(each) for case, each in candidates.items() if each}
         known: dict[Case, dict[str, Measurement]] = {case: {} for case in left}
-        rounds, complete = _rounds(max(map(len, left.values()), default=0)), True
-        for number in range(rounds if left else 0):
-            self.watch.observer.note(f"round {number + 1} of {rounds}: {sum(map(len, left.values()))} plans")
-            try:
-                self._round(number, rounds, left, known)
-            except SpentError:
-                complete = False
-                break
-            if number + 1 < rounds:
-                left = {case: self._best(each, known[case]) for case, each in left.items()}
+        own = {case: len(_sizes(len(each))) for case, each in left.items()}
+        rounds, complete = max(own.values(), default=0), True
+        again: dict[Case, dict[str, Measurement]] = {case: {} for case in left}
+        try:
+            for number in range(rounds):
+                # A case with few candidates begins when the others have as few left.
+                due = {case: each for case, each in left.items() if number >= rounds - own[case]}
+                self.watch.observer.note(f"round {number + 1} of {rounds}: {sum(map(len, due.values()))} plans")
+                self._round(number, rounds, due, known)
+                if number + 1 < rounds:
+                    left |= {case: self._best(each, known[case]) for case, each in due.items()}
+            self._round(rounds, rounds, self._claims(left, known), again)
+        except SpentError:
+            complete = False
         return {
             case: Ranking(
-                self._timed(left[case], known[case]), tried[case], complete, tuple(self.failed.get(case, {}).items())
+                self._timed(case, left[case], known[case], again[case]),
+                len(candidates[case]),
+                complete,
+                tuple(self.failed.get(case, {}).items()),
             )
             for case in left
         }
@@ -149,7 +155,9 @@ class Search:
         known: Mapping[Case, dict[str, Measurement]],
     ) -> None:
         """Time the candidates that are left; those that fail are noted, and never come again."""
-        share = _FACTOR ** (rounds - 1 - number)
+        if not left:
+            return
+        share = _share(number, rounds)
         precision = max(self.timing.precision, min(_COARSEST, self.timing.precision * share))
         timing = replace(self.timing, precision=precision, max_time=self.timing.max_time / share)
         owner = {
@@ -172,12 +180,38 @@ class Search:
         best = ordered[: max(_LAST, -(-len(candidates) // _FACTOR))]
         return [candidate for candidate in right if candidate in best or candidate.rule]
 
-    def _timed(self, candidates: Sequence[Candidate], known: Mapping[str, Measurement]) -> tuple[TimedPlan, ...]:
-        """The candidates that are left with their times; the rule's first unless another one is surely faster."""
-        found = [_of(candidate, known[candidate.text]) for candidate in candidates if candidate.text in known]
-        found.sort(key=lambda timed: timed.time)
+    def _claims(
+        self, left: Mapping[Case, Sequence[Candidate]], known: Mapping[Case, Mapping[str, Measurement]]
+    ) -> dict[Case, list[Candidate]]:
+        """The fastest candidate and the rule's of each case where they differ: both are measured once more.
+
+        The fastest of several was also the luckiest, so its claim must hold with times by which it wasn't chosen.
+        """
+        found = {}
+        for case, each in left.items():
+            right = [candidate for candidate in each if candidate.text in known[case]]
+            best = min(right, key=lambda candidate: known[case][candidate.text].time or math.inf, default=None)
+            both = [candidate for candidate in right if candidate is best or candidate.rule]
+            if len(both) > 1:
+                found[case] = both
+        return found
+
+    def _timed(
+        self,
+        case: Case,
+        candidates: Sequence[Candidate],
+        known: Mapping[str, Measurement],
+        again: Mapping[str, Measurement],
+    ) -> tuple[TimedPlan, ...]:
+        """The candidates that are left with their times; the rule's first unless another one is surely faster.
+
+        again: what was measured once more. A candidate that wasn't isn't surely faster.
+        """
+        right = [c for c in candidates if c.text in known and c.text not in self.failed.get(case, {})]
+        right.sort(key=lambda candidate: known[candidate.text].time or math.inf)
+        found = [_of(candidate, again.get(candidate.text, known[candidate.text])) for candidate in right]
         rule = next((timed for timed in found if timed.rule), None)
-        if rule and found[0].high >= rule.low:
+        if rule and (right[0].text not in again or found[0].high >= rule.low):
             found = [rule, *(timed for timed in found if timed is not rule)]
         return tuple(found)
 
@@ -188,9 +222,28 @@ def _of(candidate: Candidate, measured: Measurement) -> TimedPlan:
     return TimedPlan(dict(candidate.plan), middle, low, high, candidate.rule)
 
 
-def _rounds(count: int) -> int:
-    """Rounds for so many candidates, until at most _LAST are left."""
-    rounds = 1
-    while count > _LAST:
-        count, rounds = max(_LAST, -(-count // _FACTOR)), rounds + 1
-    return rounds
+def schedule(counts: Iterable[int], timing: Timing) -> list[tuple[int, float]]:
+    """For each round of cases with so many candidates: how many plans are timed, each for so many seconds at most."""
+    cases = [_sizes(count) for count in counts if count]
+    rounds = max(map(len, cases), default=0)
+    found = []
+    for number in range(rounds):
+        # The rule's plan may be one more, after the first round of a case.
+        due = [sizes[len(sizes) - rounds + number] for sizes in cases if number >= rounds - len(sizes)]
+        new = sum(number == rounds - len(sizes) for sizes in cases)
+        found.append((sum(due) + len(due) - new, timing.max_time / _share(number, rounds)))
+    again = sum(sizes[0] > 1 for sizes in cases)
+    return [*found, (2 * again, timing.max_time)] if again else found
+
+
+def _share(number: int, rounds: int) -> int:
+    """How many times the time of a round the last one has. What is measured once more has the time of the last one."""
+    return int(_FACTOR ** max(0, rounds - 1 - number))
+
+
+def _sizes(count: int) -> list[int]:
+    """How many of so many candidates are in each round, until at most _LAST are left."""
+    sizes = [count]
+    while sizes[-1] > _LAST:
+        sizes.append(max(_LAST, -(-sizes[-1] // _FACTOR)))
+    return sizes

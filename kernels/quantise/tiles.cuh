@@ -13,7 +13,7 @@
 // that each access of a warp begins on a line of memory (harness/collection/ops/quantise/_tiles.py).
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
-// (0 or 1: rows are whole units).
+// (0 or 1: rows are whole units), TILE_UNITS (of a thread, 4 unless told).
 #pragma once
 
 #include "../include/fastdiv.cuh"
@@ -21,7 +21,10 @@
 
 using T = SCALAR;
 
-constexpr unsigned UNITS = 4;  // of a thread
+#ifndef TILE_UNITS
+#define TILE_UNITS 4
+#endif
+constexpr unsigned UNITS = TILE_UNITS;  // of a thread
 
 // The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
 // registers, and puts the loads of a thread one behind the other. With 4 blocks on a multiprocessor a thread may have

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli import app
+from harness.cli import app, tune
+from harness.ops import Catalogue
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,12 +69,37 @@ def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
     assert facts == {"neighbour": pytest.approx(0.585, abs=1e-3), "neighbour_M": 64.0, "neighbour_N": 16.0}
 
 
+def test_a_table_of_another_device_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"schema": 1, "device": "another", "entries": []}')
+    result = invoke(*SEARCH, f"--output={file}")
+    assert result.exit_code == 2, result.output
+    assert "is the table of another" in " ".join(result.output.split())
+    assert "round" not in result.output
+
+
 def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 0 left out"
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
+    # A process and a report a round; a quarter of a second beside sampling: 6, 5 and 2 plans.
+    assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "case"),
+    [
+        ("nchw_to_nhwc", "N=2,C=8,H=2,W=2,direction=to_nchw", "float32/N2-C8-H2-W2/direction=to_nchw"),
+        ("window_partition", "B=1,H=8,W=8,C=4,window=4,shift=0", "float32/B1-H8-W8-C4-window4-shift0"),
+        ("bias_dropout_residual", "R=2,C=8,p=0.5", "float32/R2-C8/p=0.5"),
+    ],
+)
+def test_sizes_may_name_choices_and_be_0_where_the_op_has_such_a_default(op: str, sizes: str, case: str) -> None:
+    found = Catalogue()[op]
+    setting = tune._sized(found, sizes)
+    assert tune._case(found, "tuned", "float32", setting, "cuda").id == f"{op}/tuned/{case}"
 
 
 @pytest.mark.gpu
@@ -99,7 +125,13 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
         (["chunked", *OPS], "no bundled scenario is named 'chunked'"),
         (["chunked", *OPS, "--sizes=M=1"], "op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
-        (["chunked", *OPS, "--sizes=M=0,N=1"], "give each, from 1 on"),
+        (["chunked", *OPS, "--sizes=M=0,N=1"], "give each size, from 1 on"),
+        (["chunked", *OPS, "--sizes=M=1,N=x"], "op 'chunked' has the sizes M, N"),
+        (["chunked", *OPS, "--sizes=M=1,N=1,K=1"], "op 'chunked' has the sizes M, N"),
+        (
+            ["nchw_to_nhwc", "--arch=sm_90", "--dry-run", "--sizes=N=1,C=8,H=2,W=2,direction=up"],
+            "direction of op 'nchw_to_nhwc' can't be 'up' allowed: to_nhwc, to_nchw",
+        ),
         (["softmax"], "softmax/tuned doesn't run on 'cpu' it runs on: cuda; --arch needs no GPU"),
         (
             ["softmax", "--scenario=rms_norm", "--arch=sm_90", "--dry-run"],

@@ -25,7 +25,7 @@ import pytest
 
 from harness import check, cuda
 from harness.model import Case, KernelFacts
-from harness.ops import Context, Op, Tensors
+from harness.ops import Context, Op, Plan, Tensors
 from harness.paths import data
 
 HEADER = Path(__file__).with_name("emulated") / "emulated.h"
@@ -36,7 +36,9 @@ INSTRUCTIONS = {
     "st.global.v4": "store_words",
     "st.shared.f32": "store_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
+    "ld.global.nc.L1::no_allocate.v": "load_words",
     "cp.async.cg": "copy",
+    "cp.async.ca": "copy",
     "cp.async.bulk.shared": "copy_bulk",
     "mapa": "map_to",
     "st.async": "send",
@@ -254,15 +256,18 @@ def guarded(tensor: Any, offset: int = 0) -> Any:
     return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def complaint(gpu: Gpu, op: Op, case: Case, offsets: Mapping[str, int] | None = None) -> str | None:
+def complaint(
+    gpu: Gpu, op: Op, case: Case, offsets: Mapping[str, int] | None = None, plan: Plan | None = None
+) -> str | None:
     """What is wrong with a call of a case's variant on the stand-in for a GPU; None if nothing is.
 
-    offsets: elements by which tensors begin past 16 bytes, by name.
+    offsets: elements by which tensors begin past 16 bytes, by name. plan: that is tried, in place of the rule's.
     """
     import torch
 
     variant, apart = op.variants[case.variant], offsets or {}
     ctx = Context(case, getattr(torch, case.dtype), torch.device("cpu"), torch.Generator().manual_seed(1), op)
+    ctx.tried = plan
     with pytest.MonkeyPatch.context() as patch:
         gpu.stand_in(patch)
         inputs = check.make_inputs(ctx)

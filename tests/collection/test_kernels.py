@@ -95,7 +95,7 @@ class FakeKernel:
 class FakeMatmul:
     """A matrix product of cuBLASLt, which compiles nothing."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.close = lambda: None
 
     def __call__(self, *_: object, **__: object) -> None:

@@ -72,6 +72,12 @@ def test_the_rule_stays_where_it_loses_no_more_than_a_hundredth(rule: float, sta
     assert found == (None if stays else A)
 
 
+def test_the_rule_stays_where_the_search_put_it_first_since_no_plan_was_surely_faster() -> None:
+    best, rule = timed(A, 1.0), timed(B, 1.2, rule=True)
+    assert taken([entry(1024, rule, best)], 1024) is None
+    assert taken([entry(1024, best, rule)], 1024) == A
+
+
 @pytest.mark.parametrize(("columns", "near"), [(2048, True), (2049, False), (512, True), (511, False)])
 def test_a_size_more_than_a_factor_of_two_away_is_no_neighbour(columns: int, near: bool) -> None:
     assert bool(taken([entry(1024, timed(A, 1.0), timed(B, 2.0, rule=True))], columns)) == near

@@ -11,7 +11,7 @@ import pytest
 from harness import cuda
 from harness.cuda.assumed import KNOWN
 from harness.errors import CompileError, UsageError
-from harness.model import Case, KernelFacts
+from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
 
@@ -67,6 +67,16 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
     assert why["threads2048.waylarge"] == "205,824 bytes of shared memory, a block may have 166,912"
     assert why["threads256.waybroken"] == "doesn't compile: mine.cu doesn't compile"
     assert (found[0].registers, found[0].shared) == (64, 25_700)
+
+
+def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
+    rule: dict[str, Value] = {"threads": 256, "way": "spills"}
+    tuning = op.variants["tuned"].tuning
+    assert tuning
+    op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))
+    with cuda.assuming(KNOWN["sm_80"]):
+        first = candidates(op, "tuned", case_of())[0]
+    assert (first.rule, first.plan, first.local, first.dropped) == (True, rule, 8, "")
 
 
 def test_newer_architectures_allow_more(op: Op) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from harness.model import Case, Job, Measurement, Timing
 from harness.tune.candidates import Candidate
-from harness.tune.search import Ranking, Search, SpentError, Until
+from harness.tune.search import Ranking, Search, SpentError, Until, schedule
 
 CASES = [Case("op", "tuned", "float32", (("N", size),), device="cpu") for size in (8, 16)]
 TIMING = Timing(precision=0.002, max_time=0.9)
@@ -32,10 +32,13 @@ class Silent:
 
 
 class Machine:
-    """Measures a plan by its number: plan 7 takes 7 seconds, negative ones are wrong. rounds: jobs of each run."""
+    """Measures a plan by its number: plan 7 takes 7 seconds, negative ones are wrong. rounds: jobs of each run.
 
-    def __init__(self, width: float = 0.0, last: int = 10**9) -> None:
-        self.width, self.last = width, last
+    again: how long plans take from the second round on, if not as long as in the first.
+    """
+
+    def __init__(self, width: float = 0.0, last: int = 10**9, again: Mapping[float, float] | None = None) -> None:
+        self.width, self.last, self.again = width, last, again or {}
         self.rounds: list[Sequence[Job]] = []
         self.folders: list[str] = []
 
@@ -48,6 +51,8 @@ class Machine:
 
     def _measured(self, case: Case) -> Measurement:
         number = float(case.variant.partition(":n")[2])
+        if len(self.rounds) > 1:
+            number = self.again.get(number, number)
         if number < 0:
             return Measurement(case, "wrong", error="y is off")
         spread = number * self.width
@@ -69,11 +74,11 @@ def plans_of(jobs: Sequence[Job]) -> list[float]:
 def test_each_round_has_a_third_of_the_plans_and_three_times_the_time() -> None:
     machine = Machine()
     found = search(machine, range(1, 28), rule=27)
-    assert [len(jobs) for jobs in machine.rounds] == [27, 10, 5]
+    assert [len(jobs) for jobs in machine.rounds] == [27, 10, 5, 2]
     assert plans_of(machine.rounds[2]) == [1, 2, 3, 4, 27]
-    assert [jobs[0].timing.max_time for jobs in machine.rounds] == pytest.approx([0.1, 0.3, 0.9])
-    assert [jobs[0].timing.precision for jobs in machine.rounds] == pytest.approx([0.018, 0.006, 0.002])
-    assert machine.folders == ["round-0", "round-1", "round-2"]
+    assert [jobs[0].timing.max_time for jobs in machine.rounds] == pytest.approx([0.1, 0.3, 0.9, 0.9])
+    assert [jobs[0].timing.precision for jobs in machine.rounds] == pytest.approx([0.018, 0.006, 0.002, 0.002])
+    assert machine.folders == ["round-0", "round-1", "round-2", "round-3"]
     ranking = found[CASES[0]]
     assert [timed.plan["n"] for timed in ranking.timed] == [1, 2, 3, 4, 27]
     assert [timed.rule for timed in ranking.timed] == [False] * 4 + [True]
@@ -90,7 +95,67 @@ def test_wrong_plans_are_told_and_never_come_again() -> None:
     ranking = search(machine, (-1, 2, 3, 4, -5, 6), rule=6)[CASES[0]]
     assert [timed.plan["n"] for timed in ranking.timed] == [2, 3, 4, 6]
     assert dict(ranking.failed) == {"n-1": "wrong: y is off", "n-5": "wrong: y is off"}
-    assert [plans_of(jobs) for jobs in machine.rounds] == [[-1, 2, 3, 4, -5, 6], [2, 3, 4, 6]]
+    assert [plans_of(jobs) for jobs in machine.rounds] == [[-1, 2, 3, 4, -5, 6], [2, 3, 4, 6], [2, 6]]
+
+
+def test_the_fastest_must_be_faster_than_the_rule_once_more() -> None:
+    """The last round chose it, so by its times it seems faster than it is."""
+    lucky = Machine(again={1.0: 2.0})
+    ranking = search(lucky, (1, 1.5), rule=1.5)[CASES[0]]
+    assert plans_of(lucky.rounds[-1]) == [1, 1.5]
+    assert [(timed.plan["n"], timed.time) for timed in ranking.timed] == [(1.5, 1.5), (1, 2.0)]
+    true = search(Machine(again={1.0: 1.1}), (1, 1.5), rule=1.5)[CASES[0]]
+    assert [(timed.plan["n"], timed.time) for timed in true.timed] == [(1, 1.1), (1.5, 1.5)]
+
+
+def test_a_plan_that_is_wrong_when_it_is_measured_once_more_is_not_in_the_table() -> None:
+    ranking = search(Machine(again={1.0: -1.0}), (1, 1.2, 1.5), rule=1.5)[CASES[0]]
+    assert dict(ranking.failed) == {"n1": "wrong: y is off"}
+    # The second fastest has no time by which it wasn't chosen.
+    assert [timed.plan["n"] for timed in ranking.timed] == [1.5, 1.2]
+
+
+def test_where_the_rule_is_the_fastest_nothing_is_measured_once_more() -> None:
+    machine = Machine()
+    search(machine, (1, 2), rule=1)
+    assert len(machine.rounds) == 1
+
+
+def test_where_the_rule_is_wrong_the_fastest_of_the_others_is_taken() -> None:
+    assert [t.plan["n"] for t in search(Machine(), (-1, 2, 3), rule=-1)[CASES[0]].timed] == [2, 3]
+
+
+def test_a_case_with_few_plans_begins_when_the_others_have_as_few_left() -> None:
+    machine = Machine()
+    many, few = ([Candidate({"n": number}, rule=number == 1) for number in range(1, last)] for last in (28, 4))
+    made = Search(machine, TIMING, Path("folder"), Until(Silent()), lambda c: f"tuned:{c.text}")
+    found = made.run(dict(zip(CASES, (many, few), strict=True)))
+    assert [sum(job.case.symbols["N"] == 16 for job in jobs) for jobs in machine.rounds] == [0, 0, 3]
+    assert [len(ranking.timed) for ranking in found.values()] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("counts", "rounds"),
+    [
+        ([], []),
+        ([1], [(1, 0.9)]),
+        ([4], [(4, 0.9), (2, 0.9)]),
+        ([27], [(27, 0.1), (10, 0.3), (5, 0.9), (2, 0.9)]),
+        ([27, 0, 3], [(27, 0.1), (10, 0.3), (8, 0.9), (4, 0.9)]),
+    ],
+)
+def test_what_a_search_will_measure_is_known_before(counts: list[int], rounds: list[tuple[int, float]]) -> None:
+    told = schedule(counts, TIMING)
+    assert [plans for plans, _ in told] == [plans for plans, _ in rounds]
+    assert [seconds for _, seconds in told] == pytest.approx([seconds for _, seconds in rounds])
+    # A rule that is never among the fastest makes a search as long as that.
+    machine = Machine()
+    plans = {
+        case: [Candidate({"n": number}, rule=number == count) for number in range(1, count + 1)]
+        for case, count in zip((*CASES, replace(CASES[0], dtype="float16")), counts, strict=False)
+    }
+    Search(machine, TIMING, Path("folder"), Until(Silent()), lambda c: f"tuned:{c.text}").run(plans)
+    assert [len(jobs) for jobs in machine.rounds] == [plans for plans, _ in rounds]
 
 
 def test_where_all_are_wrong_nothing_is_timed() -> None:
@@ -102,7 +167,7 @@ def test_where_all_are_wrong_nothing_is_timed() -> None:
 def test_several_sizes_are_searched_in_the_same_rounds() -> None:
     machine = Machine()
     found = search(machine, range(1, 6), rule=1, cases=CASES)
-    assert [len(jobs) for jobs in machine.rounds] == [10, 8]
+    assert [len(jobs) for jobs in machine.rounds] == [10, 8]  # and nothing once more: the rule is the fastest
     assert {case: ranking.timed[0].plan["n"] for case, ranking in found.items()} == dict.fromkeys(CASES, 1)
 
 

@@ -174,6 +174,14 @@ inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
   to = above << 16 | byte(high) << 8 | byte(low);
 }
 inline void copy(unsigned to, const void* from) { std::memcpy(at(to), from, 16); }
+inline void load_words(unsigned& a, unsigned& b, const void* from) {
+  const unsigned* words = static_cast<const unsigned*>(from);
+  a = words[0], b = words[1];
+}
+inline void load_words(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
+  load_words(a, b, from);
+  load_words(c, d, static_cast<const unsigned*>(from) + 2);
+}
 inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) raise(SIGSEGV);
   std::memcpy(at(to), from, bytes);
@@ -365,6 +373,13 @@ inline int __float2int_rn(float x) { return std::isnan(x) ? 0 : x >= 2147483648.
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 inline int __clzll(unsigned long long x) { return x ? __builtin_clzll(x) : 64; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+// The bytes of x and y that the four lower digits of the selector name, the lowest digit the lowest byte.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long both = x | static_cast<unsigned long long>(y) << 32;
+  unsigned result = 0;
+  for (unsigned k = 0; k < 4; ++k) result |= (both >> (selector >> 4 * k & 7) * 8 & 0xff) << 8 * k;
+  return result;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);

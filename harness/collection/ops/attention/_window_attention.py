@@ -65,8 +65,7 @@ _FEW = 8  # items for which it isn't worth it to make tables
 _WASTE = 0.1  # of the multiprocessors that may stay idle, so that each block has parts of one segment only
 _IN_TURN = True
 """Whether the blocks of a segment take its images in turn; each has a row of them one after another if not."""
-_FLOAT = 4  # bytes
-_ROW_WARPS = BLOCK // WARP
+_FLOAT, _ROW_WARPS = 4, BLOCK // WARP  # bytes; warps of a block, each with a row of scores
 
 
 # ---- Inputs and the reference.
@@ -266,8 +265,8 @@ class TilePlan:
         return cls(blocks(sizes.tokens, _TILE), 1, False, 0, shared, sizes.items, sizes.images, 1)
 
     @classmethod
-    def of(cls, sizes: AttentionSizes, chip: Chip) -> Self | None:
-        """The plan for these sizes; None where tiles don't fit them."""
+    def of(cls, sizes: AttentionSizes, chip: Chip, asked: tuple[int, int] | None = None) -> Self | None:
+        """The plan for these sizes; None where tiles don't fit them. asked: tables and teams, if not by the rule."""
         if not sizes.has_tiles:
             return None
         elements = sizes.tokens * sizes.head
@@ -278,10 +277,13 @@ class TilePlan:
         if of_team > chip.shared:
             return None
         most = min(max(1, warps // team), chip.shared // of_team)
-        for tables in _counts_of_tables(sizes, chip):
-            teams = min(most, (chip.shared - tables * of_table) // of_team)
-            if teams >= _ENOUGH * most:
+        for tables in (asked[0],) if asked else _counts_of_tables(sizes, chip):
+            room = min(most, (chip.shared - tables * of_table) // of_team)
+            if room >= _ENOUGH * most:
                 break
+        teams = asked[1] if asked else room
+        if teams > room:
+            return None
         segment = sizes.images * max(1, tables)
         segments = sizes.items // max(1, segment)
         grid = min(sizes.items, _grid(segments, chip.multiprocessors))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention as shared
+from harness.collection.ops.attention import _window_attention_tuning as plans
 from harness.collection.ops.attention._window_attention import flex_obstacle
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY
@@ -274,9 +275,14 @@ def fused(ctx: Context) -> Launch:
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)
 
 
-@OP.variant("tuned", "blocks that stay, bias and mask in shared memory, the next window under way", **_OURS)
+@OP.variant(
+    "tuned",
+    "blocks that stay, bias and mask in shared memory, the next window under way",
+    tuning=plans.tuning(sizes_of),
+    **_OURS,
+)
 def tuned(ctx: Context) -> Launch:
     """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.of(sizes, Chip.current()))
+    kernel = shared.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)

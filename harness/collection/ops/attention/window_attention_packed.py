@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention as shared
+from harness.collection.ops.attention import _window_attention_tuning as plans
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY
 from harness.model import Case, Traffic, Work
@@ -218,9 +219,14 @@ def fused(ctx: Context) -> Launch:
     return lambda t: kernel(t.qkv, t.bias, t.mask, t.out)
 
 
-@OP.variant("tuned", "blocks that stay, bias and mask in shared memory, the next window under way", **_FUSED)
+@OP.variant(
+    "tuned",
+    "blocks that stay, bias and mask in shared memory, the next window under way",
+    tuning=plans.tuning(sizes_of),
+    **_FUSED,
+)
 def tuned(ctx: Context) -> Launch:
     """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.of(sizes, Chip.current()))
+    kernel = shared.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
     return lambda t: kernel(t.qkv, t.bias, t.mask, t.out)

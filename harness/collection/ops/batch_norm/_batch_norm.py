@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import CUDA_TYPE, INDEX_TYPE
+from harness.model import Case
 from harness.ops import Choice, Context, Symbols, Tensor
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ SYMBOLS = {"N": "batch", "C": "channels", "H": "height", "W": "width"}
 CHOICES = {"layout": Choice("how images lie in memory", values=("nchw", "nhwc"))}
 LIMIT_32 = 2**31 - 2**12
 """Elements that 32-bit indexes can count: a bit is left to the fast division, and a block reaches past the end."""
+TURNS = (1, 2, 4, 8, 16, 32, 64)
+"""Packs of a thread that adds up channels, which a search may try: few of them for few images."""
+MOST_SLOTS = 8192
+"""Partial sums of a channel that a search may try; a second kernel adds them."""
 MASK = Tensor("mask", ("cdiv(N * C * H * W, 32)",), "int32")
 """One bit an element, in the order of memory; `_bits` says which bit."""
 
@@ -75,7 +80,12 @@ class ImageSizes:
     @classmethod
     def of(cls, ctx: Context) -> ImageSizes:
         """The sizes of the case's images."""
-        return cls(*image_shape(ctx.case.values))
+        return cls.of_case(ctx.case)
+
+    @classmethod
+    def of_case(cls, case: Case) -> ImageSizes:
+        """The same, of a case alone."""
+        return cls(*image_shape(case.values))
 
     @property
     def elements(self) -> int:

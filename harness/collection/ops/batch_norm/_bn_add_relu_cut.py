@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import cuda
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, ImageSizes
-from harness.collection.ops.elementwise import BLOCK, blocks
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
+from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
+from harness.model import Case
+from harness.ops import ITEMSIZE, Plan, Tuning
 
 # The kernels have these two numbers as well.
 _MOST_ACROSS = 8
@@ -32,6 +34,33 @@ def _resident() -> int:
     return _RESIDENT * cuda.multiprocessors()
 
 
+def is_of_pieces(sizes: ImageSizes, per_pack: int) -> bool:
+    """Whether rows are so long, and so few, that each is cut into pieces."""
+    return sizes.inner >= max(LONG_ROW, sizes.outer) * BLOCK * per_pack
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    """Why a tensor can't be cut so: a grid or the slots would be too large."""
+    sizes, per_pack, turns = ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype], int(plan["turns"])
+    if not turns:
+        return None
+    if is_of_pieces(sizes, per_pack):
+        slots = sizes.outer * RowPieces.of(sizes, per_pack, turns).count
+    else:
+        cut = StatisticsCut.of(sizes, per_pack, turns)
+        slots = cut.slots if cut else 0
+    if not slots:
+        return "the sums aren't cut into turns"
+    return f"a channel has more than {MOST_SLOTS} partial sums" if slots > MOST_SLOTS else None
+
+
+TUNING = Tuning(lambda _: {"turns": (0, *TURNS)}, lambda _: {"turns": 0}, _refuse)
+"""What `tuned` of bn_add_relu declares: turns, the packs of a thread that adds up; 0 where the rule says how many.
+
+The kernels aren't compiled for a number of turns.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class RowPieces:
     """A long row as bn_statistics_pieces cuts it: `count` pieces of `length` elements, the last one perhaps shorter."""
@@ -40,10 +69,10 @@ class RowPieces:
     length: int
 
     @classmethod
-    def of(cls, sizes: ImageSizes, per_pack: int) -> RowPieces:
-        """The pieces of each row of a tensor. per_pack: elements of 16 bytes."""
+    def of(cls, sizes: ImageSizes, per_pack: int, turns: int = 0) -> RowPieces:
+        """The pieces of each row of a tensor. per_pack: elements of 16 bytes. turns: packs of a thread; 0 by rule."""
         tile = BLOCK * per_pack
-        wanted = max(LONG_ROW * tile, sizes.elements // (_MOST_WAVES * _resident()))
+        wanted = turns * tile or max(LONG_ROW * tile, sizes.elements // (_MOST_WAVES * _resident()))
         count = max(1, sizes.inner // wanted, blocks(sizes.inner, _MOST_COUNT))
         length = blocks(sizes.inner, count * per_pack) * per_pack
         return cls(blocks(sizes.inner, length), length)
@@ -55,7 +84,7 @@ class StatisticsCut:
 
     per_pack: elements of 16 bytes. samples: whole samples of a period. across: packs of a tile. along: threads that
     share the packs at one place of the tile; each of them takes other rounds. A block takes the same tile of
-    `rounds_a_block` rounds.
+    `rounds_a_block` rounds. turns: packs of a thread; 0 where the rule says how many.
     """
 
     sizes: ImageSizes
@@ -63,9 +92,10 @@ class StatisticsCut:
     samples: int
     across: int
     along: int
+    turns: int = 0
 
     @classmethod
-    def of(cls, sizes: ImageSizes, per_pack: int) -> StatisticsCut | None:
+    def of(cls, sizes: ImageSizes, per_pack: int, turns: int = 0) -> StatisticsCut | None:
         """The cut of a tensor; None where even the shortest period is too long for 32-bit indexes."""
         sample = sizes.channels * sizes.inner
         step = per_pack // math.gcd(per_pack, sample)  # samples that make whole packs
@@ -78,7 +108,7 @@ class StatisticsCut:
             # A single period needs no successor to be aligned.
             samples = min(sizes.outer, step * blocks(_PERIOD * BLOCK * per_pack, step * sample))
             across, along = BLOCK, 1
-        return cls(sizes, per_pack, samples, across, along) if samples * sample < LIMIT_32 else None
+        return cls(sizes, per_pack, samples, across, along, turns) if samples * sample < LIMIT_32 else None
 
     @property
     def period(self) -> int:
@@ -104,6 +134,8 @@ class StatisticsCut:
     def rounds_a_block(self) -> int:
         """Rounds of a block: a multiple of `along` and, unless that is more than all, of a thread's packs in flight."""
         turns = blocks(self.rounds, self.along)
+        if self.turns:
+            return min(turns, self.turns) * self.along
         return min(self._even(turns), key=lambda some: self._waves(some) * (some + _BEFORE_AND_AFTER)) * self.along
 
     def _even(self, turns: int) -> Iterator[int]:

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from harness import cuda
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, ImageSizes
-from harness.collection.ops.elementwise import BLOCK, blocks
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
+from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
+from harness.model import Case
+from harness.ops import ITEMSIZE, Plan, Tuning
 
 _NARROW = 16  # packs of a tile at most, where rows are short and a period has twice as many packs
 _RESIDENT = 4  # blocks of a multiprocessor at a time
@@ -31,8 +33,11 @@ class GradCut:
     rounds: int
 
     @classmethod
-    def of(cls, sizes: ImageSizes, pack: int) -> GradCut | None:
-        """The cut of a tensor; None where even the shortest period is too long for 32-bit indexes."""
+    def of(cls, sizes: ImageSizes, pack: int, rounds: int = 0) -> GradCut | None:
+        """The cut of a tensor; None where even the shortest period is too long for 32-bit indexes.
+
+        rounds: of a thread; 0 where the rule says how many.
+        """
         inner, unit = max(1, sizes.inner), max(1, sizes.channels * sizes.inner)
         unit = math.lcm(unit, pack) // pack
         # A tile has a multiple of `step` packs: rows shorter than a pack must not lie in two tiles.
@@ -49,7 +54,7 @@ class GradCut:
         # Twice as many rounds as waves: more rounds leave fewer slots, more waves a shorter last one.
         tiles = blocks(sizes.elements, packs * pack * along) * places
         waves = tiles // (cuda.multiprocessors() * _RESIDENT)  # if blocks had a round each
-        return cls(sizes, pack, packs * pack, places, across, along, max(1, math.isqrt(2 * waves)))
+        return cls(sizes, pack, packs * pack, places, across, along, rounds or max(1, math.isqrt(2 * waves)))
 
     @property
     def all_rounds(self) -> int:
@@ -94,3 +99,21 @@ class GradCut:
         if self.short and self.places == 1:
             together = self.sizes.channels
         return 1 << (min(32, max(1, BLOCK // max(1, together))).bit_length() - 1)
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    """Why a tensor can't be cut so: there would be too many sums, or there is no cut."""
+    sizes, rounds = ImageSizes.of_case(case), int(plan["turns"])
+    if not rounds:
+        return None
+    cut = GradCut.of(sizes, PACK_BYTES // ITEMSIZE[case.dtype], rounds)
+    if cut is None or (cut.rounds > 1 and cut.rounds * cut.along >= 2 * cut.all_rounds):
+        return "a thread hasn't so many turns"
+    return f"a channel has more than {MOST_SLOTS} partial sums" if cut.count > MOST_SLOTS else None
+
+
+TUNING = Tuning(lambda _: {"turns": (0, *TURNS)}, lambda _: {"turns": 0}, _refuse)
+"""What `tuned` of bn_add_relu_grad declares: turns, the periods of a thread; 0 where the rule says how many.
+
+The kernels aren't compiled for a number of turns.
+"""

@@ -31,7 +31,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     of_channels,
 )
 from harness.collection.ops.batch_norm._bn_add_relu_check import check, make, reference
-from harness.collection.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPieces, StatisticsCut
+from harness.collection.ops.batch_norm._bn_add_relu_cut import TUNING, RowPieces, StatisticsCut, is_of_pieces
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
@@ -242,7 +242,9 @@ def fused_apply(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("tuned", "16-byte packs; y from the end of the memory on, while x is still in the L2", rows=("O12",))
+@OP.variant(
+    "tuned", "16-byte packs; y from the end of the memory on, while x is still in the L2", rows=("O12",), tuning=TUNING
+)
 def tuned(ctx: Context) -> Launch:
     """Steps 4 and 5 of bn_add_relu.cu; where a sample has 2^31 elements, the statistics of `fused_apply`."""
     sizes, per_pack = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
@@ -274,9 +276,11 @@ def _apply_entry(sizes: ImageSizes, per_pack: int) -> str:
 def _tuned_sums(ctx: Context) -> _Summed:
     """Sums in packs of 16 bytes, by the kernel for rows of this length."""
     sizes, per_pack = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    if sizes.inner >= max(LONG_ROW, sizes.outer) * BLOCK * per_pack:
-        return _sums_of_pieces(ctx, RowPieces.of(sizes, per_pack))
-    cut = StatisticsCut.of(sizes, per_pack)
+    plan = ctx.plan()
+    turns = int(plan["turns"]) if plan else 0
+    if is_of_pieces(sizes, per_pack):
+        return _sums_of_pieces(ctx, RowPieces.of(sizes, per_pack, turns))
+    cut = StatisticsCut.of(sizes, per_pack, turns)
     return _sums_of_places(ctx, cut) if cut else _simple_sums(ctx)
 
 

@@ -30,7 +30,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     of_channels,
 )
 from harness.collection.ops.batch_norm._bn_add_relu_grad_check import check, make, reference
-from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
+from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import TUNING, GradCut
 from harness.collection.ops.bits import pack
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
@@ -233,11 +233,17 @@ def from_bitset(ctx: Context) -> Launch:
     return _plain(ctx, "mask", "bits")
 
 
-@OP.variant("tuned", "16-byte packs in both layouts at any sizes, the second pass from the end of memory", **_FROM_BITS)
+@OP.variant(
+    "tuned",
+    "16-byte packs in both layouts at any sizes, the second pass from the end of memory",
+    tuning=TUNING,
+    **_FROM_BITS,
+)
 def tuned(ctx: Context) -> Launch:
     """Steps 3 and 4 of bn_add_relu_grad.cu; `from_bitset` where even the shortest period has 2^31 elements."""
     sizes, size = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    cut = GradCut.of(sizes, size)
+    plan = ctx.plan()
+    cut = GradCut.of(sizes, size, int(plan["turns"]) if plan else 0)
     if cut is None:
         fallback: Launch = from_bitset(ctx)
         return fallback

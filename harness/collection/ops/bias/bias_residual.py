@@ -8,14 +8,38 @@ too, as eager and `unfused` do.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda, metrics, units
-from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.collection.ops.elementwise import (
+    ANY,
+    BLOCK,
+    CUDA_TYPE,
+    INDEX_TYPE,
+    LIMIT_32,
+    PACK_BYTES,
+    aligned,
+    blocks,
+    widened,
+)
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Compile, Context, Extremes, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Built,
+    Compile,
+    Context,
+    Extremes,
+    Launch,
+    Op,
+    Plan,
+    Symbols,
+    Tensor,
+    Tensors,
+    Tuning,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +47,7 @@ if TYPE_CHECKING:
 PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 UNROLL = 4  # elements a thread of bias_residual_unrolled
 PARTS = 8
+_EVERY_BLOCK = (64, 128, 256, 512)  # threads of a block of `tuned` that there may be
 LAUNCHES = metrics.fact("launches", "launches", units.COUNT, "kernels of ours that a call launches")
 
 
@@ -130,10 +155,24 @@ def packed8(ctx: Context) -> Launch:
     return _together(ctx, "bias_residual_packed", 8, scalar(ctx))
 
 
-@OP.variant("tuned", "16-byte packs for floats too, in rows of any length, at any address", rows=("S3", "S12"))
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    pack, n = PACK_BYTES // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
+    is_whole = case.symbols["C"] % pack == 0
+    entry, count = ("bias_residual_packed", n // pack) if is_whole else ("bias_residual_any", n)
+    yield Built("bias_residual.cu", entry, _macros(case, count), int(plan["threads"]))
+
+
+@OP.variant(
+    "tuned",
+    "16-byte packs for floats too, in rows of any length, at any address",
+    rows=("S3", "S12"),
+    tuning=Tuning(lambda _: {"threads": _EVERY_BLOCK}, lambda _: {"threads": BLOCK}, kernels=_kernels),
+)
 def tuned(ctx: Context) -> Launch:
     """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
-    add_all = _in_packs(ctx)
+    plan = ctx.plan()
+    assert plan
+    add_all = _in_packs(ctx, int(plan["threads"]))
     ctx.report(LAUNCHES.name, 1)
     return lambda t: add_all(t.x, t.bias, t.residual, t.y)
 
@@ -177,8 +216,10 @@ def eight_launches(ctx: Context) -> Launch:
     return launch
 
 
-def _in_packs(ctx: Context) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address."""
+def _in_packs(
+    ctx: Context, threads: int = BLOCK
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address. threads: of a block."""
     pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
     anywhere, word = _kernel(ctx, "bias_residual_any", n)
     columns = _columns(ctx.s.C, word)
@@ -189,10 +230,10 @@ def _in_packs(ctx: Context) -> Callable[[torch.Tensor, torch.Tensor, torch.Tenso
         x, _, residual, y = tensors
         count = x.numel()
         if whole and aligned(*tensors):
-            whole(blocks(count // pack), BLOCK, *tensors, of_packs(count // pack), *packs)
+            whole(blocks(count // pack, threads), threads, *tensors, of_packs(count // pack), *packs)
         else:
             vector = ctypes.c_int(aligned(x, residual, y))
-            anywhere(blocks(-(-count // pack)), BLOCK, *tensors, word(count), vector, *columns)
+            anywhere(blocks(-(-count // pack), threads), threads, *tensors, word(count), vector, *columns)
 
     return add_all
 
@@ -216,14 +257,18 @@ def _together(ctx: Context, entry: str, together: int, fallback: Launch | None =
 
 def _kernel(ctx: Context, entry: str, count: int) -> tuple[cuda.Kernel, type[ctypes.c_uint32 | ctypes.c_uint64]]:
     """A kernel that counts up to `count`, and the type of its indexes."""
-    small = count < 2**31
+    word = ctypes.c_uint32 if count < LIMIT_32 else ctypes.c_uint64
+    return ctx.kernel("bias_residual.cu", entry, _macros(ctx.case, count)), word
+
+
+def _macros(case: Case, count: int) -> dict[str, str | int]:
     macros: dict[str, str | int] = {
-        "SCALAR": CUDA_TYPE[ctx.case.dtype],
-        "INDEX": INDEX_TYPE[32 if small else 64],
+        "SCALAR": CUDA_TYPE[case.dtype],
+        "INDEX": INDEX_TYPE[32 if count < LIMIT_32 else 64],
     }
-    if ctx.case.dtype in PAIR:
-        macros["PAIR"] = PAIR[ctx.case.dtype]
-    return ctx.kernel("bias_residual.cu", entry, macros), ctypes.c_uint32 if small else ctypes.c_uint64
+    if case.dtype in PAIR:
+        macros["PAIR"] = PAIR[case.dtype]
+    return macros
 
 
 def _columns(count: int, word: type[ctypes.c_uint32 | ctypes.c_uint64]) -> tuple[Any, ...]:

@@ -59,6 +59,6 @@ def needs(product: Callable[[Case], Gemm]) -> Callable[[Case], str | None]:
 
 def prepared(ctx: Context, product: Gemm, algorithms: int = 1) -> Matmul:
     """The product, ready to be called until the case is over. algorithms: as `Matmul` takes them."""
-    matmul = cublaslt.Matmul(product, algorithms)
+    matmul = cublaslt.Matmul(product, algorithms, hot=ctx.case.cache == "hot")
     ctx.defer(matmul.close)
     return matmul

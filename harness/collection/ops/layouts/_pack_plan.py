@@ -10,6 +10,7 @@ from harness.collection.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS,
 
 # Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have, by bytes of an element: the first is
 # preferred. With larger tiles, shared memory would leave less to the L1 cache, through which x is read.
+_SIDES = (16, 8)
 _PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
 _TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
 _FEWER_THREADS = THREADS, 1280  # the same for other tiles
@@ -57,6 +58,16 @@ class PackTiles:
         if not enough:
             return plans[-1] if plans else None
         return min(enough, key=lambda plan: plan.cost() / (_GAIN_OF_PREFERRED if plan.is_largest else 1))
+
+    @classmethod
+    def sizes(cls, shape: Matrices) -> list[tuple[int, int]]:
+        """Packs across and packs down of all tiles that aren't larger than the matrices."""
+        plans = [cls(shape, across, down, aligned=True) for across in _SIDES for down in _SIDES]
+        return [
+            (plan.packs_across, plan.packs_down)
+            for plan in plans
+            if plan.cols <= shape.cols and plan.rows <= shape.rows
+        ]
 
     def waves(self, multiprocessors: int) -> float:
         """Blocks over the number of blocks that the GPU holds at a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.collection.ops.layouts import _transpose
+from harness.collection.ops.layouts import _transpose, _transpose_tuning
 from harness.collection.ops.layouts._transpose_plan import Matrices
 from harness.model import Case
 from harness.ops import Context, Launch, Op
@@ -14,7 +14,7 @@ def add_matrix_variants(op: Op, matrices: Callable[[Case], Matrices]) -> None:
     """Add the variants `tiled`, `packed` and `tuned`. matrices: the matrices that a case transposes."""
 
     def too_long(case: Case) -> str | None:
-        return _transpose.too_long(matrices(case))
+        return _transpose_tuning.too_long(matrices(case))
 
     def no_pairs(case: Case) -> str | None:
         return _transpose.no_pairs(matrices(case))
@@ -42,7 +42,8 @@ def add_matrix_variants(op: Op, matrices: Callable[[Case], Matrices]) -> None:
         "packs of 16 bytes through registers or shared memory, or words",
         rows=("O13",),
         unsupported=too_long,
+        tuning=_transpose_tuning.tuning(op.name, matrices),
     )
     def tuned(ctx: Context) -> Launch:
-        """Sizes and addresses decide which of these ways is taken: transpose.cu says how."""
+        """A table, sizes and addresses decide which of these ways is taken: transpose.cu says how."""
         return _transpose.tuned(ctx, op.name, matrices(ctx.case))

@@ -15,7 +15,7 @@ WORD = 4  # bytes
 _BAND = 8  # tiles: see order.cuh
 # Words of a thread on each side of a tile, at most. With 16 of them in flight, four blocks fit into the registers of a
 # multiprocessor. Fewer where there are few tiles.
-_MOST_ITEMS = (16, 8, 4, 2)
+MOST_ITEMS = (16, 8, 4, 2)
 TILES = 2  # that a multiprocessor should have at least
 _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's shared memory on every GPU from sm_80 on
 # What a tile takes beside its words, as words of a thread, and what a run takes, since both of its ends are parts of
@@ -25,6 +25,7 @@ _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at wh
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
 # Elements of a batch, by their bytes, up to which register_blocks.cuh is faster than kernels with shared memory.
 _FEW = {2: 2**21, 4: 2**22}
+_MOST_OF_GRID = 2**16 - 1  # blocks, in the second and in the third direction of a grid
 _BLOCK_SIDE = 4  # elements: a thread of register_blocks.cuh has so many rows of so many
 SECTOR = 32  # bytes
 
@@ -112,17 +113,18 @@ class WordTiles:
     band: ClassVar[int] = _BAND
 
     @classmethod
-    def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
+    def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool, items: int | None = None) -> Self | None:
         """The plan for a batch with at least one element, and at least two rows and two columns.
 
-        aligned: whether x and y begin with whole words. None if they do, but runs of halves don't.
+        aligned: whether x and y begin with whole words. None if they do, but runs of halves don't. items: words of a
+        thread at most, unless the number of tiles decides.
         """
         shifted = shape.itemsize < WORD and not aligned
         if aligned and any(size * shape.cell * shape.itemsize % WORD for size in (shape.rows, shape.cols)):
             return None
         best: Self | None = None
-        for items in _MOST_ITEMS:
-            plan = min(cls._candidates(shape, items, shifted), key=cls.cost, default=None)
+        for most in (items,) if items else MOST_ITEMS:
+            plan = min(cls._candidates(shape, most, shifted), key=cls.cost, default=None)
             if plan and (best is None or best.grid < TILES * multiprocessors):
                 best = plan
         return best
@@ -221,15 +223,22 @@ class RegisterBlocks:
     shape: Matrices
     warps_across: int
     threads: ClassVar[int] = 128
+    across: ClassVar[tuple[int, ...]] = (2, 4, 1)
 
     @classmethod
     def of(cls, shape: Matrices) -> Self | None:
         """The plan for a batch; None but for few elements, in rows of whole sectors that are long enough for a warp."""
-        short = shape.rows < _LANES_DOWN * _BLOCK_SIDE or shape.cols < _LANES_ACROSS * _BLOCK_SIDE
-        if shape.cell > 1 or shape.elements > _FEW[shape.itemsize] or short or not shape.whole_sectors:
+        if shape.elements > _FEW[shape.itemsize] or not cls.fits(shape):
             return None
         # Two warps side by side are the fastest where they leave no more of the tiles empty than other shapes do.
-        return min((cls(shape, warps) for warps in (2, 4, 1)), key=cls._cost)
+        return min((cls(shape, warps) for warps in cls.across), key=cls._cost)
+
+    @classmethod
+    def fits(cls, shape: Matrices) -> bool:
+        """Whether rows are whole sectors, long enough for a warp, and the grid's second and third numbers suffice."""
+        short = shape.rows < _LANES_DOWN * _BLOCK_SIDE or shape.cols < _LANES_ACROSS * _BLOCK_SIDE
+        many = max(shape.batch, blocks(shape.rows, _LANES_DOWN * _BLOCK_SIDE)) > _MOST_OF_GRID
+        return shape.cell == 1 and not short and not many and shape.whole_sectors
 
     def _cost(self) -> int:
         """Roughly, the elements that all tiles have room for, and the elements that the ends of rows cost."""

@@ -50,7 +50,12 @@ def window_op(name: str, summary: str, eager: str, *, forward: bool) -> Op:
         """The text's kernel."""
         return windows.index_map(ctx, forward)
 
-    @op.variant("tuned", "16 or 8 bytes an access at any sizes, multiplications in place of divisions", rows=("S5",))
+    @op.variant(
+        "tuned",
+        "16 or 8 bytes an access at any sizes, multiplications in place of divisions",
+        rows=("S5",),
+        tuning=windows.tuning(forward),
+    )
     def tuned(ctx: Context) -> Launch:
         """Units of whole accesses where sizes and addresses allow them."""
         return windows.tuned(ctx, forward)

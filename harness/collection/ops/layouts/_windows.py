@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
 from harness.collection.ops.elementwise import BLOCK, INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
 from harness.expressions import ExpressionError
-from harness.model import Traffic
-from harness.ops import ITEMSIZE, Choice, Context, Launch, Symbols, Tensor, Tensors
+from harness.model import Case, Traffic
+from harness.ops import ITEMSIZE, Built, Choice, Context, Launch, Plan, Symbols, Tensor, Tensors, Tuning
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,8 @@ DIRECTION = Choice("forward, or backward: from the output's gradient to the inpu
 _UNIT_BYTES = (16, 8)
 """Bytes of an access of the kernel `units`. Narrower accesses take more arithmetic than `tiles` does for 16 bytes."""
 _BYTES_OF_THREAD = 32
-"""Bytes that a thread of `units` moves, all of them in flight at once."""
+"""Bytes that a thread of `units` moves, all of them in flight at once, where no table says how many units."""
+_UNROLLS = (1, 2, 4, 8)
 _TILE_BYTES = 13 * 1024
 """Shared memory of a block of `tiles`, if a window needs no more: eight such blocks fill a multiprocessor's threads."""
 _MOST_TILE_BYTES = 40 * 1024
@@ -269,18 +271,18 @@ class WindowTiles:
         return int(blocks(s.W // s.window, self.columns) * blocks(s.B * s.H // s.window, self.bands))
 
 
-def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
+def _macros(case: Case, forward: bool, bits: int) -> dict[str, str | int]:
     return {
-        "SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]],
+        "SCALAR": WORD_TYPE[ITEMSIZE[case.dtype]],
         "INDEX": INDEX_TYPE[bits],
-        "TO_WINDOWS": int(gives_windows(ctx.case.values, forward)),
+        "TO_WINDOWS": int(gives_windows(case.values, forward)),
     }
 
 
 def index_map(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_index_map`. forward: as in gives_windows(), here and below."""
     s, sizes = ctx.s, WindowMap.of(ctx.s, 1)
-    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx, forward, sizes.bits))
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx.case, forward, sizes.bits))
     counts = (sizes.units, s.H, s.W, s.C, s.window, s.shift % s.H, s.shift % s.W)
     arguments, grid = [sizes.index(count) for count in counts], blocks(sizes.units)
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *arguments)
@@ -299,10 +301,10 @@ def tuned(ctx: Context, forward: bool) -> Launch:
     places = cuda.resident_threads() // _TILE_THREADS
     tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward), places) if narrow else None
     anywhere = _tiles(ctx, forward, tiles) if tiles else _ragged(ctx, forward)
-    width = unit_bytes(ctx.s, itemsize)
-    if not width:
+    width, plan = unit_bytes(ctx.s, itemsize), ctx.plan()
+    if plan is None:
         return anywhere
-    units = _units(ctx, forward, width)
+    units = _units(ctx, forward, width, int(plan["unroll"]))
 
     def launch(t: Tensors) -> None:
         (anywhere if (t.x.data_ptr() | t.y.data_ptr()) % width else units)(t)
@@ -310,11 +312,35 @@ def tuned(ctx: Context, forward: bool) -> Launch:
     return launch
 
 
-def _units(ctx: Context, forward: bool, width: int) -> Launch:
-    """The kernel `<op>_units`. width: bytes of a unit."""
+def tuning(forward: bool) -> Tuning:
+    """What `tuned` declares: how many units a thread moves, where pieces are whole units."""
+
+    def rule(case: Case) -> Plan | None:
+        s = _sizes(case)
+        width = unit_bytes(s, ITEMSIZE[case.dtype])
+        return None if is_copy(s) or not width else {"unroll": _BYTES_OF_THREAD // width}
+
+    def kernels(case: Case, plan: Plan) -> Iterator[Built]:
+        width = unit_bytes(_sizes(case), ITEMSIZE[case.dtype])
+        macros = _unit_macros(case, forward, width, int(plan["unroll"]))
+        yield Built(f"{case.op}.cu", f"{case.op}_units", macros, BLOCK)
+
+    return Tuning(lambda _: {"unroll": _UNROLLS}, rule, kernels=kernels)
+
+
+def _sizes(case: Case) -> SimpleNamespace:
+    return SimpleNamespace(**case.values)
+
+
+def _unit_macros(case: Case, forward: bool, width: int, unroll: int) -> dict[str, str | int]:
+    bits = WindowMap.of(_sizes(case), width // ITEMSIZE[case.dtype]).bits
+    return _macros(case, forward, bits) | {"WIDTH": width, "UNROLL": unroll, "BLOCK": BLOCK}
+
+
+def _units(ctx: Context, forward: bool, width: int, unroll: int) -> Launch:
+    """The kernel `<op>_units`. width: bytes of a unit. unroll: units of a thread."""
     sizes = WindowMap.of(ctx.s, width // ITEMSIZE[ctx.case.dtype])
-    unroll = _BYTES_OF_THREAD // width
-    macros = _macros(ctx, forward, sizes.bits) | {"WIDTH": width, "UNROLL": unroll, "BLOCK": BLOCK}
+    macros = _unit_macros(ctx.case, forward, width, unroll)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_units", macros)
     grid, count, arguments = blocks(sizes.units, BLOCK * unroll), sizes.index(sizes.units), sizes.arguments
     return lambda t: kernel(grid, BLOCK, t.x, t.y, count, *arguments)
@@ -331,7 +357,7 @@ def _several(s: Any, itemsize: int) -> int:
 def _tiles(ctx: Context, forward: bool, tiles: WindowTiles) -> Launch:
     """The kernel `<op>_tiles`, for any sizes at any addresses."""
     s, itemsize, sizes = ctx.s, ITEMSIZE[ctx.case.dtype], WindowMap.of(ctx.s, 1)
-    macros = _macros(ctx, forward, sizes.bits) | {
+    macros = _macros(ctx.case, forward, sizes.bits) | {
         "RUN": sizes.run,
         "SIDE": sizes.side,
         "ACROSS": sizes.across,
@@ -352,7 +378,7 @@ def _ragged(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_ragged`, for any sizes at any addresses."""
     itemsize, sizes = ITEMSIZE[ctx.case.dtype], WindowMap.of(ctx.s, 1)
     pack = PACK_BYTES // itemsize
-    macros = _macros(ctx, forward, sizes.bits) | {"SEVERAL": _several(ctx.s, itemsize), "BLOCK": BLOCK}
+    macros = _macros(ctx.case, forward, sizes.bits) | {"SEVERAL": _several(ctx.s, itemsize), "BLOCK": BLOCK}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_ragged", macros)
     n, index, arguments = sizes.units, sizes.index, sizes.arguments
 

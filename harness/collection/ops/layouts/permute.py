@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,20 @@ from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_plan import WORD, Matrices
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
+from harness.ops import (
+    FLOATS,
+    ITEMSIZE,
+    Built,
+    Compile,
+    Context,
+    Launch,
+    Op,
+    Plan,
+    Tensor,
+    Tensors,
+    Tuning,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +36,8 @@ _PACK_TYPE = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
 _SHORTEST_ROW = 32  # bytes: shorter rows are parts of sectors, so neighbours in y read a sector twice
 _LONGEST_CELL = 2048  # elements of a row of halves that goes through shared memory
 _TILE_SIDE = 32
+_UNROLLS = (1, 2, 4, 8)
+"""Packs of a thread of permute_packs."""
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -89,25 +105,59 @@ def tiled(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
 
 
-@OP.variant("tuned", "the widest pack that divides rows, or packs or words through shared memory", rows=("O13",))
+def _rule(case: Case) -> Plan | None:
+    """Packs of a thread; None where nothing changes its place, and where shared memory is better than packs."""
+    shape = _matrices(case)
+    pack = _widest_pack(shape)
+    if not shape.elements or shape.is_copy or pack is None:
+        return None
+    return {"unroll": PackPlan.of(_count(case, pack), pack, cuda.multiprocessors()).unroll}
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    pack = _widest_pack(_matrices(case))
+    assert pack
+    yield Built("permute.cu", "permute_packs", _pack_macros(case, pack, int(plan["unroll"])), BLOCK)
+
+
+@OP.variant(
+    "tuned",
+    "the widest pack that divides rows, or packs or words through shared memory",
+    rows=("O13",),
+    tuning=Tuning(lambda _: {"unroll": _UNROLLS}, _rule, kernels=_kernels),
+)
 def tuned(ctx: Context) -> Launch:
     """Rows of halves that aren't whole words go through shared memory, and so do rows of less than a sector."""
-    b, s, h, d = _sizes(ctx.case)
-    shape = Matrices(b, s, h, ITEMSIZE[ctx.case.dtype], d)
+    shape = _matrices(ctx.case)
     if not shape.elements:
         return lambda _: None
     if shape.is_copy:
         return lambda t: cuda.memcpy(t.y, t.x)
-    size, row = shape.itemsize, d * shape.itemsize
-    widest = math.gcd(PACK_BYTES, row)
-    if row < _SHORTEST_ROW:
+    size, pack, plan = shape.itemsize, _widest_pack(shape), ctx.plan()
+    if shape.cell * size < _SHORTEST_ROW:
         anywhere = _transpose.word_tiles(ctx, "permute", shape)
-        at_words = _transpose.word_tiles(ctx, "permute", shape.in_words()) if widest >= WORD > size else anywhere
+        whole_words = shape.cell * size % WORD == 0 and size < WORD
+        at_words = _transpose.word_tiles(ctx, "permute", shape.in_words()) if whole_words else anywhere
         return lambda t: at_words(t) if _transpose.begin_on(WORD, t) else anywhere(t)
-    through_shared = size < WORD and d <= _LONGEST_CELL
+    through_shared = size < WORD and shape.cell <= _LONGEST_CELL
     anywhere = _transpose.cell_tiles(ctx, "permute", shape) if through_shared else _by_packs(ctx, size)
-    at_packs = _by_packs(ctx, widest) if widest > size else anywhere
-    return lambda t: at_packs(t) if _transpose.begin_on(widest, t) else anywhere(t)
+    if pack is None or plan is None:
+        return anywhere
+    at_packs = _by_packs(ctx, pack, int(plan["unroll"]))
+    return lambda t: at_packs(t) if _transpose.begin_on(pack, t) else anywhere(t)
+
+
+def _matrices(case: Case) -> Matrices:
+    """A matrix of rows for each sequence: tokens by heads."""
+    b, s, h, d = _sizes(case)
+    return Matrices(b, s, h, ITEMSIZE[case.dtype], d)
+
+
+def _widest_pack(shape: Matrices) -> int | None:
+    """Bytes of the widest pack that divides rows; None where rows are short, or a pack would be a single element."""
+    row = shape.cell * shape.itemsize
+    pack = math.gcd(PACK_BYTES, row)
+    return pack if row >= _SHORTEST_ROW and pack > shape.itemsize else None
 
 
 def _sizes(case: Case) -> tuple[int, int, int, int]:
@@ -131,17 +181,26 @@ def _by_coordinates(ctx: Context, pack: int) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
 
 
-def _by_packs(ctx: Context, pack: int) -> Launch:
-    """A launch of permute_packs, with packs of so many bytes."""
-    b, s, h, d = _sizes(ctx.case)
+def _count(case: Case, pack: int) -> int:
+    """Packs of so many bytes."""
+    return math.prod(_sizes(case)) * ITEMSIZE[case.dtype] // pack
+
+
+def _pack_macros(case: Case, pack: int, unroll: int) -> dict[str, str | int]:
+    macro, _ = _transpose.index(_count(case, pack))
+    return {"ELEMENT": _PACK_TYPE[pack], "UNROLL": unroll, **macro}
+
+
+def _by_packs(ctx: Context, pack: int, unroll: int | None = None) -> Launch:
+    """A launch of permute_packs, with packs of so many bytes. unroll: of a thread, unless the rule says how many."""
+    _, s, h, d = _sizes(ctx.case)
     d = d * ITEMSIZE[ctx.case.dtype] // pack
-    n = b * s * h * d
-    plan = PackPlan.of(n, pack, cuda.multiprocessors())
-    macro, word = _transpose.index(n)
-    macros: dict[str, str | int] = {"ELEMENT": _PACK_TYPE[pack], "UNROLL": plan.unroll, **macro}
-    kernel = ctx.kernel("permute.cu", "permute_packs", macros)
+    n = _count(ctx.case, pack)
+    each = unroll or PackPlan.of(n, pack, cuda.multiprocessors()).unroll
+    _, word = _transpose.index(n)
+    kernel = ctx.kernel("permute.cu", "permute_packs", _pack_macros(ctx.case, pack, each))
     divisors = [part for size in (s, h, d) for part in (word(size), *cuda.fast_divisor(size, 8 * ctypes.sizeof(word)))]
-    grid = blocks(n, BLOCK * plan.unroll)
+    grid = blocks(n, BLOCK * each)
     return lambda t: kernel(grid, BLOCK, t.x, t.y, word(n), *divisors)
 
 

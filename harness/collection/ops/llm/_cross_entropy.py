@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import CUDA_TYPE, aligned
+from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import RowPlan
-from harness.ops import ITEMSIZE, Context, Extremes, Launch, Tensor, Tensors
+from harness.ops import Context, Extremes, Launch, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -96,13 +97,26 @@ def any_length(ctx: Context, entry: str, tensors: Arguments) -> Launch:
     return lambda t: by_blocks(grid, _ANY_BLOCK, *tensors(t), *sizes)
 
 
+def _ruled(rows: int, columns: int, itemsize: int, chip: Chip) -> RowPlan | None:
+    plan = RowPlan.of(rows, columns, itemsize, chip) if columns else None
+    return None if plan is None or plan.tile_rows else plan
+
+
+def _limit(plan: RowPlan) -> str | None:
+    return "very short rows have a kernel of their own" if plan.tile_rows else None
+
+
+TUNING = RowParameters(columns="V", ruled=_ruled, limit=_limit).tuning
+"""What `tuned` of the ops declares that keep rows in registers."""
+
+
 def planned(ctx: Context, tensors: Arguments, fallback: Launch) -> Launch:
     """The kernel <op>_tuned, by teams that keep rows in registers.
 
     `fallback` runs where a row is too long for registers, or very short, or logits don't begin on 16 bytes.
     """
-    plan = RowPlan.of(ctx.s.M, ctx.s.V, ITEMSIZE[ctx.case.dtype], Chip.current()) if ctx.s.V else None
-    if plan is None or plan.tile_rows:
+    plan = plan_of(ctx, "V")
+    if plan is None:
         return fallback
     in_registers, cluster = kernel(ctx, "tuned", **plan.macros), plan.cluster if plan.cluster > 1 else None
     sizes, grid = (ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.V)), plan.grid(ctx.s.M)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.ops import ITEMSIZE, Choice, Context, Launch, Symbols, Tensors
+from harness.model import Case
+from harness.ops import ITEMSIZE, Built, Choice, Context, Launch, Plan, Symbols, Tensors, Tuning
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ LAYOUT = Choice(
 TOLERANCE = {"float32": (4e-6, 1e-7), "float16": (1e-3, 1e-6), "bfloat16": (8e-3, 1e-6)}
 """The tolerance of y: torch's exponential and ours lose about a millionth of float32 where gates are far below 0."""
 
-_UNITS = 2  # packs of each tensor that a thread of `tuned` has
+_UNITS, _EVERY_UNITS = 2, (1, 2, 4)  # packs of each tensor that a thread of `tuned` has by the rule, or may have
 
 
 def gate_shape(symbols: Symbols) -> tuple[int, ...]:
@@ -61,12 +62,12 @@ def one_element(ctx: Context, tensors: Arguments) -> Launch:
 
 def in_packs(ctx: Context, tensors: Arguments) -> Launch:
     """Packs of 16 bytes; `one_element` where rows aren't whole packs or a tensor doesn't begin on 16 bytes."""
-    fallback, size = one_element(ctx, tensors), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    if ctx.s.H % size:
+    fallback, size, plan = one_element(ctx, tensors), PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.plan()
+    if plan is None:
         return fallback
-    packs = ctx.s.M * ctx.s.H // size
-    kernel = _kernel(ctx, "tuned", UNITS=_UNITS)
-    numbers, grid = _numbers(ctx, packs, ctx.s.H // size), blocks(packs, BLOCK * _UNITS)
+    packs, units = ctx.s.M * ctx.s.H // size, int(plan["units"])
+    kernel = _kernel(ctx, "tuned", UNITS=units)
+    numbers, grid = _numbers(ctx, packs, ctx.s.H // size), blocks(packs, BLOCK * units)
 
     def launch(t: Tensors) -> None:
         arguments = tensors(t)
@@ -78,18 +79,35 @@ def in_packs(ctx: Context, tensors: Arguments) -> Launch:
     return launch
 
 
+def _rule(case: Case) -> Plan | None:
+    """The plan where no table has one; None where rows aren't whole packs."""
+    return None if case.symbols["H"] % (PACK_BYTES // ITEMSIZE[case.dtype]) else {"units": _UNITS}
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    yield Built(f"{case.op}.cu", f"{case.op}_tuned", {**_macros(case), "UNITS": int(plan["units"])}, BLOCK)
+
+
+TUNING = Tuning(lambda _: {"units": _EVERY_UNITS}, _rule, kernels=_kernels)
+"""What `tuned` of both ops declares."""
+
+
+def _macros(case: Case) -> dict[str, str | int]:
+    types = {"SCALAR": CUDA_TYPE[case.dtype], "INDEX": INDEX_TYPE[_bits(case)]}
+    return {**types, "PACKED": int(case.values["layout"] == "packed")}
+
+
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
     op = ctx.case.op
-    types = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[_bits(ctx)]}
-    return ctx.kernel(f"{op}.cu", f"{op}_{entry}", {**types, "PACKED": int(is_packed(ctx)), **macros})
+    return ctx.kernel(f"{op}.cu", f"{op}_{entry}", {**_macros(ctx.case), **macros})
 
 
-def _bits(ctx: Context) -> int:
-    return 32 if math.prod(gate_shape(ctx.case.values)) < LIMIT_32 else 64
+def _bits(case: Case) -> int:
+    return 32 if math.prod(gate_shape(case.values)) < LIMIT_32 else 64
 
 
 def _numbers(ctx: Context, count: int, columns: int) -> tuple[Any, ...]:
     """How many elements or packs there are, and the number of a row's, to divide by."""
-    bits = _bits(ctx)
+    bits = _bits(ctx.case)
     kind = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
     return kind(count), kind(columns), *cuda.fast_divisor(max(1, columns), bits)

@@ -131,7 +131,7 @@ def online(ctx: Context) -> Launch:
     return _with_mean(ctx, losses, shared.any_length(ctx, "online", lambda t: (t.logits, t.targets, losses, t.lse)))
 
 
-@OP.variant("tuned", "a row in the registers of a warp, a block or a cluster, as its length asks")
+@OP.variant("tuned", "a row in the registers of a warp, a block or a cluster, as its length asks", tuning=shared.TUNING)
 def tuned(ctx: Context) -> Launch:
     """`online` runs where rows are too long for registers, or logits don't begin on 16 bytes."""
     losses = _losses(ctx)

@@ -7,16 +7,30 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.llm import _cross_entropy as shared
 from harness.collection.ops.llm.cross_entropy import LSE
-from harness.model import Traffic
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.model import Case, Traffic
+from harness.ops import (
+    ITEMSIZE,
+    Built,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Plan,
+    Symbols,
+    Tensor,
+    Tensors,
+    Tuning,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
 
-_UNITS = 4  # packs of a thread of `tuned`
+_UNITS, _EVERY_UNITS = 4, (1, 2, 4, 8)  # packs of a thread of `tuned`, by the rule, and those that there may be
 _GRID = 2**31 - 1  # blocks
 _FLOAT = 4  # bytes
 
@@ -97,15 +111,39 @@ def fused(ctx: Context) -> Launch:
     return lambda t: kernel(blocks(elements), BLOCK, *_arguments(t), *sizes)
 
 
-@OP.variant("tuned", "16 bytes an access, four of them a thread; a block has a part of one row")
+def _parts(case: Case, units: int) -> int:
+    """Blocks that share a row."""
+    return blocks(max(1, case.symbols["V"] * ITEMSIZE[case.dtype] // PACK_BYTES), BLOCK * units)
+
+
+def _rule(case: Case) -> Plan | None:
+    """The plan where no table has one; None where there aren't as many blocks."""
+    return None if _too_many_blocks(case, {"units": _UNITS}) else {"units": _UNITS}
+
+
+def _too_many_blocks(case: Case, plan: Plan) -> str | None:
+    return "a grid has fewer blocks" if case.symbols["M"] * _parts(case, int(plan["units"])) > _GRID else None
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[case.dtype], "UNITS": int(plan["units"])}
+    yield Built("cross_entropy_grad.cu", "cross_entropy_grad_tuned", macros, BLOCK)
+
+
+@OP.variant(
+    "tuned",
+    "16 bytes an access, four of them a thread; a block has a part of one row",
+    tuning=Tuning(lambda _: {"units": _EVERY_UNITS}, _rule, _too_many_blocks, _kernels),
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes, or a grid hasn't as many blocks as there are parts."""
     fallback: Launch = fused(ctx)
-    packs = max(1, ctx.s.V * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
-    parts = blocks(packs, BLOCK * _UNITS)
-    if ctx.s.M * parts > _GRID:
+    plan = ctx.plan()
+    if plan is None:
         return fallback
-    kernel, grid = shared.kernel(ctx, "tuned", UNITS=_UNITS), ctx.s.M * parts if ctx.s.V else 0
+    units = int(plan["units"])
+    parts = _parts(ctx.case, units)
+    kernel, grid = shared.kernel(ctx, "tuned", UNITS=units), ctx.s.M * parts if ctx.s.V else 0
     sizes = ctypes.c_uint32(ctx.s.V), ctypes.c_uint32(parts), *cuda.fast_divisor(parts, 32)
 
     def launch(t: Tensors) -> None:

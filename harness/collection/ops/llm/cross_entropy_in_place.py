@@ -114,7 +114,9 @@ def two_pass(ctx: Context) -> Launch:
     return shared.any_length(ctx, "two_pass", _arguments)
 
 
-@OP.variant("tuned", "one read: a row in the registers of a warp, a block or a cluster", traffic=_tuned)
+@OP.variant(
+    "tuned", "one read: a row in the registers of a warp, a block or a cluster", traffic=_tuned, tuning=shared.TUNING
+)
 def tuned(ctx: Context) -> Launch:
     """`two_pass` runs where rows are too long for registers, or logits don't begin on 16 bytes."""
     return shared.planned(ctx, _arguments, two_pass(ctx))

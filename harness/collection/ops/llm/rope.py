@@ -16,6 +16,7 @@ from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     ITEMSIZE,
+    Built,
     Choice,
     Compile,
     Context,
@@ -23,9 +24,11 @@ from harness.ops import (
     Extremes,
     Launch,
     Op,
+    Plan,
     Symbols,
     Tensor,
     Tensors,
+    Tuning,
     compiled_variants,
 )
 
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
     import torch
 
 _BASE = 10_000.0
-_EACH = 4  # heads that a thread of `tuned` has at most: so many share its angles
+_EACH, _EVERY_EACH = 4, (1, 2, 4, 8)  # heads that a thread has at most, by the rule, and those that there may be
+_MOST_EACH = 8
 _MOST_THREADS = 1024
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT, _LONG = 4, 8  # bytes
@@ -202,9 +206,16 @@ def _arguments(t: Tensors) -> tuple[Any, ...]:
     return t.q, t.k, t.cos, t.sin, t.positions, t.q_out, t.k_out
 
 
+def _macros(case: Case) -> dict[str, str | int]:
+    options = {
+        "INTERLEAVED": int(case.values["pairs"] == "interleaved"),
+        "BACKWARD": int(case.values["way"] == "backward"),
+    }
+    return {"SCALAR": CUDA_TYPE[case.dtype], **options}
+
+
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
-    options = {"INTERLEAVED": int(ctx.s.pairs == "interleaved"), "BACKWARD": int(ctx.s.way == "backward")}
-    return ctx.kernel("rope.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], **options, **macros})
+    return ctx.kernel("rope.cu", entry, _macros(ctx.case) | macros)
 
 
 @OP.variant("fused", "one kernel for both, a pair a thread; any address", unsupported=odd)
@@ -232,18 +243,21 @@ class RopePlan:
     tokens: int
 
     @classmethod
-    def of(cls, heads: int, elements: int, itemsize: int, *, interleaved: bool) -> Self | None:
-        """The plan for `heads` heads of queries and keys together; None where heads aren't whole packs, or too long."""
+    def of(cls, heads: int, elements: int, itemsize: int, *, interleaved: bool, most: int = _EACH) -> Self | None:
+        """The plan for `heads` heads of queries and keys together; None where heads aren't whole packs, or too long.
+
+        most: heads that share a thread's angles at most, unless threads would be too many for a block.
+        """
         size = PACK_BYTES // itemsize
         packs = 1 if interleaved else 2
         lanes = elements // (packs * size)
         if elements % (packs * size) or not lanes or not heads:
             return None
-        groups = blocks(heads, _EACH)
+        groups = blocks(heads, most)
         while groups > 1 and lanes * groups > _MOST_THREADS:
             groups = blocks(groups, 2)
         each = blocks(heads, groups)
-        if lanes * groups > _MOST_THREADS or each > 2 * _EACH:
+        if lanes * groups > _MOST_THREADS or each > _MOST_EACH:
             return None
         return cls(lanes, groups, each, max(1, BLOCK // (lanes * groups)))
 
@@ -258,15 +272,37 @@ class RopePlan:
         return {"LANES": self.lanes, "GROUPS": self.groups, "EACH": self.each, "TOKENS": self.tokens}
 
 
+def _plan_of(case: Case, each: int) -> RopePlan | None:
+    s, is_interleaved = case.symbols, case.values["pairs"] == "interleaved"
+    return RopePlan.of(s["Q"] + s["K"], s["D"], ITEMSIZE[case.dtype], interleaved=is_interleaved, most=each)
+
+
+def _rule(case: Case) -> Plan | None:
+    """The plan where no table has one; None where heads aren't whole packs, or too long."""
+    return {"each": _EACH} if _plan_of(case, _EACH) else None
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    return None if _plan_of(case, int(plan["each"])) else "a thread has too many heads"
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    made = _plan_of(case, int(plan["each"]))
+    assert made
+    yield Built("rope.cu", "rope_tuned", _macros(case) | made.macros, made.threads)
+
+
 @OP.variant(
     "tuned",
     "16 bytes an access; a thread has one place of up to four heads, and loads its angles once",
     unsupported=odd,
+    tuning=Tuning(lambda _: {"each": _EVERY_EACH}, _rule, _refuse, _kernels),
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where heads aren't whole packs, or a tensor doesn't begin on 16 bytes."""
     fallback: Launch = fused(ctx)
-    plan = RopePlan.of(ctx.s.Q + ctx.s.K, ctx.s.D, ITEMSIZE[ctx.case.dtype], interleaved=ctx.s.pairs == "interleaved")
+    found = ctx.plan()
+    plan = _plan_of(ctx.case, int(found["each"])) if found else None
     if plan is None:
         return fallback
     kernel, grid = _kernel(ctx, "rope_tuned", **plan.macros), blocks(ctx.s.T, plan.tokens)

@@ -73,8 +73,3 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 def scale_shape(symbols: Any) -> tuple[int, ...]:
     """The shape of a scale that the choice `scales` decides about."""
     return (symbols["C"],) if symbols["scales"] == "channel" else (1,)
-
-
-def per_channel(ctx: Any) -> bool:
-    """Whether the case has a scale for each channel."""
-    return bool(ctx.s.scales == "channel")

@@ -62,6 +62,21 @@ class UnitRowPlan:
                 return cls(size, count, 0, threads, 1, full=units == count * threads)
         return None
 
+    @classmethod
+    def made(cls, columns: int, lanes: int, count: int, together: int) -> Self | None:
+        """The plan with so many lanes, units of a thread and rows at once; None where it can't be."""
+        size = next(size for size in UNIT_SIZES if columns % size == 0)
+        units = columns // size
+        threads = _LANE_BLOCK if lanes else blocks(blocks(units, count), WARP) * WARP
+        team = lanes or threads
+        # A thread may lack only its last unit.
+        if threads > _MOST_THREADS or not (count - 1) * team < units <= count * team:
+            return None
+        kept, most = count * size * together, _KEPT if lanes else _BLOCK_KEPT
+        if kept > most or together > (_TOGETHER if lanes else 1):
+            return None
+        return cls(size, count, lanes, threads, together, full=units == count * team)
+
     @property
     def macros(self) -> dict[str, str | int]:
         """Macros of the kernel."""

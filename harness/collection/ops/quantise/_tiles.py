@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, INDEX_TYPE, LIMIT_32, aligned, blocks
-from harness.collection.ops.quantise._integers import per_channel
-from harness.ops import Context, Launch, Tensors
+from harness.model import Case
+from harness.ops import Built, Context, Launch, Plan, Tensors, Tuning
 
 if TYPE_CHECKING:
     import torch
 
-UNITS = 4
-"""Units of a thread of `in_tiles`, a period apart."""
+_UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of a block, where no table says another
+_EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -44,16 +44,43 @@ class RepeatingTiles:
         period = warps * blocks(BLOCK, warps)
         return cls(elements, size, min(period, max(1, blocks(elements, size))))
 
-    @property
-    def threads(self) -> int:
-        """Threads that have all units, and the rest of the matrix."""
-        return blocks(blocks(self.elements, self.size), UNITS * self.period) * self.period
+    def threads(self, units: int) -> int:
+        """Threads that have all units, so many each, and the rest of the matrix."""
+        return blocks(blocks(self.elements, self.size), units * self.period) * self.period
+
+
+def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None) -> Tuning:
+    """What `tuned` of an op declares that runs `in_tiles`: units of a thread, and threads of a block.
+
+    size, columns: as there, of a case.
+    """
+
+    def kernels(case: Case, plan: Plan) -> Iterator[Built]:
+        of_row = columns(case) if columns else case.symbols["C"]
+        options = _macros(case) | _tile_macros(size(case), of_row, int(plan["units"]))
+        yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, int(plan["threads"]))
+
+    return Tuning(
+        lambda _: {"units": _EVERY_UNITS, "threads": _EVERY_THREADS},
+        lambda _: {"units": _UNITS, "threads": _THREADS},
+        kernels=kernels,
+    )
 
 
 def macros(ctx: Context) -> dict[str, str | int]:
     """Macros of every element-wise kernel of a case."""
-    bits = 32 if elements(ctx) < LIMIT_32 else 64
-    return {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[bits], "CHANNEL": int(per_channel(ctx))}
+    return _macros(ctx.case)
+
+
+def _macros(case: Case) -> dict[str, str | int]:
+    values = case.values
+    bits = 32 if case.symbols["M"] * case.symbols["C"] < LIMIT_32 else 64
+    return {"SCALAR": CUDA_TYPE[case.dtype], "INDEX": INDEX_TYPE[bits], "CHANNEL": int(values["scales"] == "channel")}
+
+
+def _tile_macros(size: int, columns: int, units: int) -> dict[str, str | int]:
+    whole: dict[str, str | int] = {"WHOLE": int(columns % size == 0)}
+    return whole if units == _UNITS else whole | {"TILE_UNITS": units}
 
 
 def elements(ctx: Context) -> int:
@@ -85,17 +112,19 @@ def in_tiles(ctx: Context, size: int, tensors: Arguments, fallback: Launch, colu
 
     columns: after which the numbers of columns repeat: the columns of a row, unless told.
     """
-    columns = ctx.s.C if columns is None else columns
+    columns, plan = ctx.s.C if columns is None else columns, ctx.plan()
+    assert plan
+    units, threads = int(plan["units"]), int(plan["threads"])
     tiles = RepeatingTiles.of(elements(ctx), columns, size)
-    options: Mapping[str, str | int] = macros(ctx) | {"WHOLE": int(columns % size == 0)}
+    options = macros(ctx) | _tile_macros(size, columns, units)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_tuned", options)
-    grid = blocks(tiles.threads)
+    grid = blocks(tiles.threads(units), threads)
     scalars = *numbers(ctx, tiles.elements), *divisor(ctx, tiles.period), *divisor(ctx, columns)
 
     def launch(t: Tensors) -> None:
         given = tensors(t)
         if aligned(*given):
-            kernel(grid, BLOCK, *given, *scalars)
+            kernel(grid, threads, *given, *scalars)
         else:
             fallback(t)
 

@@ -16,6 +16,9 @@ from harness.ops import Compile, Context, Launch, Op, Tensor, Tensors, compiled_
 if TYPE_CHECKING:
     import torch
 
+_SIZE = 4
+"""Elements of a unit: 16 bytes of int32."""
+
 OP = Op(
     "dequantize_bias",
     "y = acc * sx * sw + bias, acc in int32",
@@ -82,10 +85,12 @@ def fused(ctx: Context) -> Launch:
     return _tiles.one_element(ctx, "dequantize_bias_fused", _tensors)
 
 
-@OP.variant("tuned", "16 bytes of acc an access, four of them a thread", rows=("S14",))
+@OP.variant(
+    "tuned", "16 bytes of acc an access, four of them a thread", rows=("S14",), tuning=_tiles.tuning(lambda _: _SIZE)
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""
-    return _tiles.in_tiles(ctx, 4, _tensors, fused(ctx))
+    return _tiles.in_tiles(ctx, _SIZE, _tensors, fused(ctx))
 
 
 def _tensors(t: Tensors) -> tuple[torch.Tensor, ...]:

@@ -40,6 +40,9 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
         yield integers.expected("y", t.y[part], of, t.before.sy, part.start * ctx.s.C)
 
 
+_SIZE = 4
+"""Elements of a unit: 16 bytes of int32."""
+
 OP = Op(
     "dequantize_bias_gelu_quantize",
     "y = gelu(acc * sx * sw + bias) / sy as 8-bit integers, acc in int32",
@@ -111,10 +114,15 @@ def fused(ctx: Context) -> Launch:
     return _tiles.one_element(ctx, "dequantize_bias_gelu_quantize_fused", _tensors)
 
 
-@OP.variant("tuned", "16 bytes of acc an access, four of them a thread; GELU in 12 instructions", rows=("S14",))
+@OP.variant(
+    "tuned",
+    "16 bytes of acc an access, four of them a thread; GELU in 12 instructions",
+    rows=("S14",),
+    tuning=_tiles.tuning(lambda _: _SIZE),
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""
-    return _tiles.in_tiles(ctx, 4, _tensors, fused(ctx))
+    return _tiles.in_tiles(ctx, _SIZE, _tensors, fused(ctx))
 
 
 def _tensors(t: Tensors) -> tuple[torch.Tensor, ...]:

@@ -19,7 +19,21 @@ from harness.collection.ops.quantise._row_runs import RowRunPlan
 from harness.collection.ops.quantise._row_units import UnitRowPlan
 from harness.collection.ops.quantise._steps import CONVERSION, Steps, rows_and_columns, rows_grid, traffic
 from harness.collection.ops.rows import _norm as norm
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
+from harness.model import Case
+from harness.ops import (
+    ITEMSIZE,
+    Built,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Plan,
+    Tensor,
+    Tensors,
+    Tuning,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +51,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     `tuned` are held to that. The other variants round the row to the case's type before they quantise it; and Inductor
     normalises h as it was before rounding.
     """
-    before, last = t.before, ctx.case.variant not in ("fused", "tuned")
+    before, last = t.before, not ctx.case.variant.startswith(("fused", "tuned"))  # so do plans that are tried
     gamma, beta, unit = before.gamma.double(), before.beta.double(), dequantise.half_unit(ctx)
     for part in dequantise.parts(ctx):
         sums = dequantise.wanted(ctx, before, part, stepwise=ctx.case.variant == "separate")
@@ -151,7 +165,44 @@ def fused(ctx: Context) -> Launch:
     return _block_a_row(ctx)
 
 
-@OP.variant("tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or block", rows=("S14",))
+def _rule(case: Case) -> Plan | None:
+    """The plan where no table has one; None where rows aren't whole units, or too long."""
+    columns = case.symbols["C"]
+    if not columns or _runs(case):
+        return None
+    plan = UnitRowPlan.of(columns)
+    if plan is None or plan.grid(case.symbols["M"]) > _MOST_BLOCKS:
+        return None
+    return {"lanes": plan.lanes, "count": plan.count, "together": plan.together}
+
+
+def _made(case: Case, plan: Plan) -> UnitRowPlan | None:
+    lanes, count, together = (int(plan[name]) for name in _PARAMETERS)
+    return UnitRowPlan.made(case.symbols["C"], lanes, count, together)
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    made = _made(case, plan)
+    if made is None:
+        return "such teams can't keep these rows"
+    return "a grid has fewer blocks" if made.grid(case.symbols["M"]) > _MOST_BLOCKS else None
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    made = _made(case, plan)
+    assert made
+    yield Built(_FILE, f"{case.op}_tuned", _macros(case) | made.macros, made.threads)
+
+
+_PARAMETERS = {"lanes": (0, 1, 2, 4, 8, 16, 32), "count": range(1, 9), "together": (1, 2, 3, 4)}
+
+
+@OP.variant(
+    "tuned",
+    "rows in registers, up to 16 bytes of acc an access, several rows a warp or block",
+    rows=("S14",),
+    tuning=Tuning(lambda _: _PARAMETERS, _rule, _refuse, _kernels),
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a row is too long for a block or has no element, or a tensor doesn't begin on 16 bytes."""
     fallback, planned = _block_a_row(ctx), _planned(ctx)
@@ -172,24 +223,29 @@ def tuned(ctx: Context) -> Launch:
 
 def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
     """The kernel for rows that aren't whole units, or for rows that are, its grid, and the threads of a block."""
-    runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype], channel=integers.per_channel(ctx))
+    runs, found = _runs(ctx.case), ctx.plan()
     if runs:
-        kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx) | runs.macros)
+        kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx.case) | runs.macros)
         return kernel, runs.grid(ctx.s.M, cuda.multiprocessors()), runs.threads
-    plan = UnitRowPlan.of(ctx.s.C) if ctx.s.C else None
-    if plan is None or plan.grid(ctx.s.M) > _MOST_BLOCKS:
+    plan = _made(ctx.case, found) if found else None
+    if plan is None:
         return None
-    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_tuned", _macros(ctx) | plan.macros)
+    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_tuned", _macros(ctx.case) | plan.macros)
     return kernel, plan.grid(ctx.s.M), plan.threads
 
 
+def _runs(case: Case) -> RowRunPlan | None:
+    channel = case.values["scales"] == "channel"
+    return RowRunPlan.of(case.symbols["C"], ITEMSIZE[case.dtype], channel=channel)
+
+
 def _block_a_row(ctx: Context) -> Launch:
-    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_fused", _macros(ctx))
+    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_fused", _macros(ctx.case))
     return lambda t: kernel(rows_grid(ctx), BLOCK, *_tensors(t), *rows_and_columns(ctx))
 
 
-def _macros(ctx: Context) -> dict[str, str | int]:
-    return {"SCALAR": CUDA_TYPE[ctx.case.dtype], "CHANNEL": int(integers.per_channel(ctx))}
+def _macros(case: Case) -> dict[str, str | int]:
+    return {"SCALAR": CUDA_TYPE[case.dtype], "CHANNEL": int(case.values["scales"] == "channel")}
 
 
 def _tensors(t: Tensors) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._dequantise import half_unit, parts
 from harness.collection.ops.quantise._steps import traffic
+from harness.model import Case
 from harness.ops import ITEMSIZE, Compile, Context, Expected, Extremes, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
@@ -101,12 +102,22 @@ def fused(ctx: Context) -> Launch:
     return _tiles.one_element(ctx, "quantize_fused", _tensors)
 
 
-@OP.variant("tuned", "16 bytes of x an access, four of them a thread", rows=("S14",))
+def _size(case: Case) -> int:
+    """Elements of 16 bytes of x."""
+    return PACK_BYTES // ITEMSIZE[case.dtype]
+
+
+def _columns(case: Case) -> int:
+    """Columns with scales of their own."""
+    return case.symbols["C"] if case.values["scales"] == "channel" else 1
+
+
+@OP.variant(
+    "tuned", "16 bytes of x an access, four of them a thread", rows=("S14",), tuning=_tiles.tuning(_size, _columns)
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""
-    size = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    columns = ctx.s.C if integers.per_channel(ctx) else 1
-    return _tiles.in_tiles(ctx, size, _tensors, fused(ctx), columns)
+    return _tiles.in_tiles(ctx, _size(ctx.case), _tensors, fused(ctx), _columns(ctx.case))
 
 
 def _tensors(t: Tensors) -> tuple[torch.Tensor, ...]:

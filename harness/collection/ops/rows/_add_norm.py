@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.rows import _norm as norm
+from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import Arguments, RowKernel, RowPlan
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Tensor, Tensors
+from harness.model import Case
+from harness.ops import ITEMSIZE, Context, Expected, Launch, Tensor, Tensors, Tuning
 
 if TYPE_CHECKING:
     import torch
@@ -60,24 +62,31 @@ def two_pass(ctx: Context, tensors: Arguments, **macros: int) -> Launch:
     return lambda t: kernel(grid, threads, *tensors(t), *sizes)
 
 
-def plan_of(ctx: Context, together: int = 2) -> RowPlan | None:
-    """Which teams work on rows of whole packs; None for rows of other lengths, and for rows that are too long.
+def tuning(together: int = 2, macros: Callable[[Case], Mapping[str, int]] | None = None) -> Tuning:
+    """What `tuned` of an op declares. together: rows that a team may work on at once. macros: of the op."""
 
-    together: rows that a team may work on at once.
-    """
-    plan = RowPlan.with_vectors(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current(), vectors=1)
-    if plan is None or plan.ragged or plan.tile_rows or plan.count * plan.threads > _MOST_PACKS:
-        return None
-    # Lanes of a warp take one row at a time: a second row would need the registers of two more.
-    return replace(plan, together=1 if plan.lanes else min(together, plan.together))
+    def limit(plan: RowPlan) -> str | None:
+        if plan.ragged or plan.tile_rows:
+            return "rows aren't whole packs"
+        if plan.count * plan.threads > _MOST_PACKS:
+            return f"a block has more than {_MOST_PACKS} packs"
+        # Lanes of a warp take one row at a time: a second row would need the registers of two more.
+        return "a team has too many rows at once" if plan.together > (1 if plan.lanes else together) else None
+
+    def ruled(rows: int, columns: int, itemsize: int, chip: Chip) -> RowPlan | None:
+        plan = RowPlan.with_vectors(rows, columns, itemsize, chip, vectors=1)
+        found = plan and replace(plan, together=1 if plan.lanes else min(together, plan.together))
+        return None if found is None or limit(found) else found
+
+    return RowParameters(vectors=1, ruled=ruled, limit=limit, macros=macros).tuning
 
 
-def planned(ctx: Context, tensors: Arguments, together: int = 2, **macros: int) -> Launch:
+def planned(ctx: Context, tensors: Arguments, **macros: int) -> Launch:
     """The kernel <op>_tuned as planned; `two_pass` where there is no plan, or a tensor doesn't begin on 16 bytes.
 
-    together: as in `plan_of`. macros: of the op.
+    macros: of the op.
     """
-    fallback, plan = two_pass(ctx, tensors, **macros), plan_of(ctx, together)
+    fallback, plan = two_pass(ctx, tensors, **macros), plan_of(ctx)
     if plan is None:
         return fallback
     kernel = RowKernel(ctx, plan, 0, WHOLE=int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype])), **macros)

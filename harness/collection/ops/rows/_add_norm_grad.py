@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 from harness.collection.ops.chip import RESERVED, WARP, Chip
-from harness.collection.ops.elementwise import PACK_BYTES, blocks
+from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, blocks
+from harness.model import Case
+from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 _ROWS = 3  # of dy, x and dsum in a stage
 _KEPT_ELEMENTS = 32  # sums of columns that a thread keeps at most
@@ -39,14 +42,33 @@ class AddNormGradPlan:
         if columns % size or packs > most * _MOST_THREADS:
             return None
         kept = blocks(packs, _BLOCK) if packs <= most * _BLOCK else blocks(packs, _MOST_THREADS)
-        threads = blocks(blocks(packs, kept), WARP) * WARP
-        stage_bytes = _ROWS * packs * PACK_BYTES
-        for resident in range(min(_MOST_RESIDENT, _MOST_THREADS // threads), 0, -1):
-            stages = min(_MOST_STAGES, ((chip.shared + RESERVED) // resident - RESERVED - _STATIC) // stage_bytes)
+        for resident in range(_MOST_RESIDENT, 0, -1):
+            plan = cls.made(columns, itemsize, chip, kept, resident)
             # Two blocks that work one row after the other are better than one that has its next row at hand.
-            if stages >= 2 or (stages and resident == 1):
-                return cls(threads, resident, kept, stages, stage_bytes)
+            if plan and (plan.stages >= 2 or resident == 1):
+                return plan
         return None
+
+    @classmethod
+    def made(cls, columns: int, itemsize: int, chip: Chip, kept: int, resident: int) -> Self | None:
+        """The plan with so many packs of a thread and blocks of a multiprocessor, and as many stages as there is room.
+
+        None where there is no room for it, or a thread would have nothing to do.
+        """
+        size = PACK_BYTES // itemsize
+        packs = columns // size
+        threads, stage_bytes = blocks(blocks(packs, kept), WARP) * WARP, _ROWS * packs * PACK_BYTES
+        # A thread may lack only its last pack.
+        if kept > _KEPT_ELEMENTS // size or threads * resident > _MOST_THREADS or (kept - 1) * threads >= packs:
+            return None
+        stages = min(_MOST_STAGES, ((chip.shared + RESERVED) // resident - RESERVED - _STATIC) // stage_bytes)
+        return cls(threads, resident, kept, stages, stage_bytes) if stages > 0 else None
+
+    @classmethod
+    def planned(cls, case: Case, plan: Plan) -> Self | None:
+        """The plan that parameters stand for; None where there is no room for it."""
+        columns, itemsize = case.symbols["N"], ITEMSIZE[case.dtype]
+        return cls.made(columns, itemsize, Chip.current(), int(plan["kept"]), int(plan["resident"]))
 
     @property
     def shared(self) -> int:
@@ -57,3 +79,27 @@ class AddNormGradPlan:
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
         return {"THREADS": self.threads, "BLOCKS": self.resident, "KEPT": self.kept, "STAGES": self.stages}
+
+
+def _rule(case: Case) -> Plan | None:
+    plan = AddNormGradPlan.of(case.symbols["N"], ITEMSIZE[case.dtype], Chip.current())
+    return {"kept": plan.kept, "resident": plan.resident} if plan else None
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    made = AddNormGradPlan.planned(case, plan)
+    assert made
+    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[case.dtype], **made.macros}
+    yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, made.shared)
+
+
+_PARAMETERS = {
+    "kept": range(1, _KEPT_ELEMENTS * ITEMSIZE["float32"] // PACK_BYTES + 1),
+    "resident": range(1, _MOST_RESIDENT + 1),
+}
+TUNING = Tuning(lambda _: _PARAMETERS, _rule, _refuse, _kernels)
+"""What `tuned` of add_rms_norm_grad declares."""

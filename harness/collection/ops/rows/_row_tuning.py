@@ -8,7 +8,7 @@ teams take long rows in turn, which has a plan of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,20 +32,28 @@ _MOST_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
-    """The plans of an op. matrices: as in RowPlan.of. vectors: how many (N) rows share. turns: InTurn is one, too."""
+    """The plans of an op. matrices: as in RowPlan.of. vectors: how many (N) rows share. turns: InTurn is one, too.
+
+    columns: the symbol of a row's length. ruled: (rows, columns, itemsize, chip) gives the plan by rule, where the op
+    has a rule of its own. limit: why the op's kernel can't have a plan. macros: of the kernel, besides the plan's.
+    """
 
     matrices: int = 1
     vectors: int = 0
     turns: bool = False
+    columns: str = "N"
+    ruled: Callable[[int, int, int, Chip], RowPlan | None] | None = None
+    limit: Callable[[RowPlan], str | None] | None = None
+    macros: Callable[[Case], Mapping[str, int]] | None = None
 
     @property
     def tuning(self) -> Tuning:
         """What the op's variant declares."""
-        return Tuning(self.parameters, self.rule, self.refuse, self.kernels, alike=lambda case: _row(case)[3])
+        return Tuning(self.parameters, self.rule, self.refuse, self.kernels, alike=lambda case: self._row(case)[3])
 
     def parameters(self, case: Case) -> dict[str, Sequence[Value]]:
         """Values of each parameter that rows of this length may have."""
-        _, columns, itemsize, ragged = _row(case)
+        _, columns, itemsize, ragged = self._row(case)
         packs, short = columns * itemsize // PACK_BYTES, columns * itemsize // PACK_BYTES <= WARP * _MOST_OF_LANES
         # Blocks of a cluster have a warp's packs of a row each.
         most_blocks = max(1, min(MOST_BLOCKS, packs // WARP)) if Chip.current().clusters else 1
@@ -68,18 +76,20 @@ class RowParameters:
         return None if plan == self.rule(case) else self._problem(case, plan)
 
     def _problem(self, case: Case, plan: Plan) -> str | None:
-        rows, columns, itemsize, ragged = _row(case)
+        rows, columns, itemsize, ragged = self._row(case)
         if plan.get("in_turn"):
             turn = dict(plan) == {**_NEUTRAL, "in_turn": 1} and InTurn.of(rows, columns, itemsize, Chip.current())
             return None if turn else "rows can't be taken in turn so"
         number = {name: int(value) for name, value in plan.items()}
         if number["tile"]:
-            return self._refuse_tile(number, columns, itemsize)
+            problem = self._refuse_tile(number, columns, itemsize)
+            return problem or (self.limit(row_plan(plan, columns, itemsize)) if self.limit else None)
         packs = columns * itemsize // PACK_BYTES
         if not packs:
             return "a row is less than a pack"
         refuse = _refuse_lanes if number["lanes"] else _refuse_blocks
-        return refuse(number, packs, ragged, kept=self.matrices * number["count"] * number["together"])
+        problem = refuse(number, packs, ragged, kept=self.matrices * number["count"] * number["together"])
+        return problem or (self.limit(row_plan(plan, columns, itemsize)) if self.limit else None)
 
     def _refuse_tile(self, number: dict[str, int], columns: int, itemsize: int) -> str | None:
         if number != {**_NEUTRAL, "tile": number["tile"], **({"in_turn": 0} if self.turns else {})}:
@@ -92,7 +102,7 @@ class RowParameters:
 
     def kernels(self, case: Case, plan: Plan) -> Iterator[Built]:
         """The kernel of a plan."""
-        rows, columns, itemsize, _ = _row(case)
+        rows, columns, itemsize, _ = self._row(case)
         scalar = {"SCALAR": CUDA_TYPE[case.dtype]}
         if plan.get("in_turn"):
             turn = InTurn.of(rows, columns, itemsize, Chip.current())
@@ -103,13 +113,21 @@ class RowParameters:
         made = row_plan(plan, columns, itemsize)
         whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}
         shared = self.matrices * made.tile_rows * columns * itemsize
-        macros = {**scalar, **made.macros, **whole}
+        macros = {**scalar, **made.macros, **whole, **(self.macros(case) if self.macros else {})}
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, shared, made.cluster)
+
+    def _row(self, case: Case) -> tuple[int, int, int, bool]:
+        """Rows, columns, bytes of an element, and whether rows begin inside of packs."""
+        columns, itemsize = case.symbols[self.columns], ITEMSIZE[case.dtype]
+        return case.symbols["M"], columns, itemsize, columns * itemsize % PACK_BYTES != 0
 
 
 @lru_cache(maxsize=1024)
 def _ruled(of: RowParameters, case: Case, chip: Chip) -> Plan | None:
-    rows, columns, itemsize, _ = _row(case)
+    rows, columns, itemsize, _ = of._row(case)
+    if of.ruled:
+        plan = of.ruled(rows, columns, itemsize, chip)
+        return as_parameters(plan, columns, itemsize) if plan else None
     if columns == 1:
         return None
     if of.turns and InTurn.of(rows, columns, itemsize, chip):
@@ -133,10 +151,10 @@ def row_plan(plan: Plan, columns: int, itemsize: int) -> RowPlan:
     return RowPlan(count, lanes, threads, cluster, ragged, together=together)
 
 
-def plan_of(ctx: Context) -> RowPlan | None:
-    """The plan of a case without vectors, from a table or by the rule."""
+def plan_of(ctx: Context, columns: str = "N") -> RowPlan | None:
+    """The plan of a case whose rows aren't taken in turn, from a table or by the rule. columns: as in RowParameters."""
     plan = ctx.plan()
-    return row_plan(plan, ctx.s.N, ITEMSIZE[ctx.case.dtype]) if plan else None
+    return row_plan(plan, ctx.case.symbols[columns], ITEMSIZE[ctx.case.dtype]) if plan else None
 
 
 def as_parameters(plan: RowPlan, columns: int, itemsize: int) -> dict[str, Value]:
@@ -146,12 +164,6 @@ def as_parameters(plan: RowPlan, columns: int, itemsize: int) -> dict[str, Value
         return {**_NEUTRAL, "tile": tile}
     found = {"lanes": plan.lanes, "count": plan.count, "cluster": plan.cluster, "together": plan.together}
     return {**_NEUTRAL, **found, "block": plan.threads if plan.lanes else 0}
-
-
-def _row(case: Case) -> tuple[int, int, int, bool]:
-    """Rows, columns, bytes of an element, and whether rows begin inside of packs."""
-    sizes, itemsize = case.symbols, ITEMSIZE[case.dtype]
-    return sizes["M"], sizes["N"], itemsize, sizes["N"] * itemsize % PACK_BYTES != 0
 
 
 def _refuse_lanes(number: dict[str, int], packs: int, ragged: bool, kept: int) -> str | None:

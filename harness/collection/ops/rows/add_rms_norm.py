@@ -64,7 +64,11 @@ def two_pass(ctx: Context) -> Launch:
     return add_norm.two_pass(ctx, _arguments)
 
 
-@OP.variant("tuned", "16 bytes an access; the sum stays in a warp, a block or a cluster, as the row asks for")
+@OP.variant(
+    "tuned",
+    "16 bytes an access; the sum stays in a warp, a block or a cluster, as the row asks for",
+    tuning=add_norm.tuning(),
+)
 def tuned(ctx: Context) -> Launch:
     """`two_pass` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
     return add_norm.planned(ctx, _arguments)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, aligned, blocks
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
-from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan
+from harness.collection.ops.rows._add_norm_grad import TUNING, AddNormGradPlan
 from harness.collection.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
 from harness.collection.ops.rows.rms_norm_grad import _backward, _steps
 from harness.model import Traffic
@@ -130,12 +130,18 @@ def separate(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("tuned", "one read of all; rows in shared memory, ahead of the work", unsupported=grad.too_long)
+@OP.variant(
+    "tuned",
+    "one read of all; rows in shared memory, ahead of the work",
+    unsupported=grad.too_long,
+    tuning=TUNING,
+)
 def tuned(ctx: Context) -> Launch:
     """`separate` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
     fallback: Launch = separate(ctx)
     case = grad._GradCase.of(ctx)
-    plan = AddNormGradPlan.of(case.columns, case.itemsize, Chip.current())
+    found = ctx.plan()
+    plan = AddNormGradPlan.planned(ctx.case, found) if found else None
     if plan is None:
         return fallback
     grid = max(1, min(case.rows, cuda.multiprocessors() * plan.resident))

@@ -13,7 +13,7 @@ from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.quantise._integers import rounded
 from harness.collection.ops.rows import _add_norm as add_norm
 from harness.collection.ops.rows import _norm as norm
-from harness.model import Traffic
+from harness.model import Case, Traffic
 from harness.ops import (
     Choice,
     Compile,
@@ -172,17 +172,21 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     return lambda t: function(t.x, t.residual, t.gamma, t.static_scale)
 
 
-def _macros(ctx: Context) -> dict[str, int]:
-    return {"INTEGERS": int(ctx.s.to == "int8"), "OF_ROW": int(ctx.s.scales == "row")}
+def _macros(case: Case) -> dict[str, int]:
+    return {"INTEGERS": int(case.values["to"] == "int8"), "OF_ROW": int(case.values["scales"] == "row")}
 
 
 @OP.variant("two_pass", "a block a row, which reads the sum again for q; any length and address")
 def two_pass(ctx: Context) -> Launch:
     """The starting point."""
-    return add_norm.two_pass(ctx, _arguments, **_macros(ctx))
+    return add_norm.two_pass(ctx, _arguments, **_macros(ctx.case))
 
 
-@OP.variant("tuned", "16 bytes an access; the sum stays in a warp, a block or a cluster, as the row asks for")
+@OP.variant(
+    "tuned",
+    "16 bytes an access; the sum stays in a warp, a block or a cluster, as the row asks for",
+    tuning=add_norm.tuning(together=1, macros=_macros),
+)
 def tuned(ctx: Context) -> Launch:
     """`two_pass` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
-    return add_norm.planned(ctx, _arguments, together=1, **_macros(ctx))
+    return add_norm.planned(ctx, _arguments, **_macros(ctx.case))

@@ -9,6 +9,8 @@ import pytest
 from harness import cuda
 from harness.collection.ops.batch_norm._batch_norm import ImageSizes
 from harness.collection.ops.batch_norm._bn_add_relu_cut import RowPieces, StatisticsCut
+from harness.tune.candidates import legal_plans
+from tests.collection.conftest import case_of
 
 MULTIPROCESSORS = 132
 
@@ -19,15 +21,16 @@ def h200(monkeypatch):
 
 
 @pytest.mark.parametrize("per_pack", [4, 8])
-@pytest.mark.parametrize("multiprocessors", [1, MULTIPROCESSORS])
-def test_cuts(monkeypatch, per_pack, multiprocessors):
+@pytest.mark.parametrize(("multiprocessors", "turns"), [(1, 0), (MULTIPROCESSORS, 0), (1, 1), (1, 3), (1, 64)])
+def test_cuts(monkeypatch, per_pack, multiprocessors, turns):
     """Periods repeat their channels and packs and cover the tensor; a row has a slot for each tile it lies in."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: multiprocessors)
     for outer in (1, 2, 7, 96, 1000):
         for channels in (1, 2, 3, 64, 100):
             for inner in (1, 3, 4, 5, 8, 49, 196, 1024, 2048, 2049, 5000):
-                cut = StatisticsCut.of(ImageSizes(outer, channels, inner), per_pack)
+                cut = StatisticsCut.of(ImageSizes(outer, channels, inner), per_pack, turns)
                 covers(cut)
+                assert not turns or cut.rounds_a_block == min(turns, -(-cut.rounds // cut.along)) * cut.along
                 if inner >= per_pack:
                     rows_have_slots(cut)
 
@@ -77,9 +80,27 @@ def test_what_has_no_cut():
 
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("sizes", [(2, 3, 2048 * 8), (1, 1, 2**27), (1, 3, 4096**2 + 1), (1, 1, 2**36), (4, 64, 20001)])
-def test_pieces(sizes):
+@pytest.mark.parametrize("turns", [0, 1, 64])
+def test_pieces(sizes, turns):
     sizes = ImageSizes(*sizes)
-    pieces = RowPieces.of(sizes, 8)
+    pieces = RowPieces.of(sizes, 8, turns)
+    assert not turns or pieces.length <= 2 * turns * 256 * 8
     assert (pieces.count - 1) * pieces.length < sizes.inner <= pieces.count * pieces.length
     assert pieces.length % 8 == 0
     assert pieces.length <= 2**24, "counts are floats"
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("op", ["bn_add_relu", "bn_add_relu_grad"])
+def test_a_search_tries_few_turns_of_few_images_and_many_of_many(catalogue, op):
+    """Of many images, few turns of a thread would leave more partial sums than the second kernel adds quickly."""
+    tuning = catalogue[op].variants["tuned"].tuning
+    found = {}
+    for images in (1, 512):
+        case = case_of(catalogue[op], "tuned", "bfloat16", {"N": images, "C": 64, "H": 56, "W": 56, "layout": "nhwc"})
+        assert tuning.rule(case) == {"turns": 0}
+        found[images] = [plan["turns"] for plan in legal_plans(tuning, case)]
+    assert {0, 1} <= {*found[1]}
+    assert 0 in found[512]
+    assert 1 not in found[512]
+    assert 64 in found[512]

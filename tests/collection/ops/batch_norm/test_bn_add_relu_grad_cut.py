@@ -9,19 +9,20 @@ from harness.collection.ops.batch_norm._batch_norm import ImageSizes
 from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
 
 
-def cuts(pack):
+def cuts(pack, rounds):
     for outer in (1, 2, 7, 96, 1000):
         for channels in (1, 2, 3, 64, 129, 2041):
             for inner in (1, 2, 3, 5, 7, 8, 49, 196, 1024, 2048, 2049, 5000):
-                yield GradCut.of(ImageSizes(outer, channels, inner), pack)
+                yield GradCut.of(ImageSizes(outer, channels, inner), pack, rounds)
 
 
-@pytest.mark.parametrize("pack", [4, 8])
-def test_cuts(monkeypatch, pack):
+@pytest.mark.parametrize(("pack", "rounds"), [(4, 0), (8, 0), (8, 2), (8, 64)])
+def test_cuts(monkeypatch, pack, rounds):
     """Periods cover the tensor, tiles the period, and blocks all rounds; slots are as many as rows have tiles."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 1)
     several = 0
-    for cut in cuts(pack):
+    for cut in cuts(pack, rounds):
+        assert rounds in (0, cut.rounds)
         sizes, inner = cut.sizes, cut.sizes.inner
         assert (cut.all_rounds - 1) * cut.period < sizes.elements <= cut.all_rounds * cut.period
         assert (cut.segments - 1) * cut.rounds * cut.along < cut.all_rounds <= cut.segments * cut.rounds * cut.along

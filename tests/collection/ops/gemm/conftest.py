@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.cuda import cublaslt, workspaces
+from harness.cuda import cublaslt, racing, workspaces
 
 Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6, "GELU_BIAS": 36})
 Order = IntEnum("Order", {"COL": 0, "ROW": 1, "COL32": 2, "COL4_4R2_8C": 3, "COL32_2R_4R4": 4})
@@ -58,6 +58,7 @@ class FakeLt:
     proposed: int = 100
     broken: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
+    sets: list[int] = field(default_factory=list)
 
     Epilogue, Order, PointerMode = Epilogue, Order, PointerMode
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Described, LaidOut, Preferred
@@ -184,11 +185,17 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     monkeypatch.setattr(cublaslt, "stream_handle", lambda: 77)
     monkeypatch.setattr(cublaslt, "_zero", lambda: torch.zeros(1))
 
-    def seconds(call: Any) -> float:
-        call()
-        return float(abs(3 - fake.multiplied[-1]["algorithm"]))
+    def timed(launch: Any, sets: int) -> Any:
+        fake.sets.append(sets)
 
-    monkeypatch.setattr(cublaslt, "_seconds", seconds)
+        def seconds(place: int) -> float:
+            launch(place, sets - 1)
+            return float(abs(3 - fake.multiplied[-1]["algorithm"]))
+
+        return seconds
+
+    monkeypatch.setattr(racing.HeldClock, "of", timed)
+    monkeypatch.setattr(racing, "rotated", lambda tensors: [tensors, tensors])
     cublaslt._handle_of.cache_clear()
     workspaces.forget()
     yield fake

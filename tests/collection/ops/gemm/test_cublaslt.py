@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.cuda import cublaslt
+from harness.cuda import cublaslt, racing
 from harness.cuda.cublaslt import Gemm, Layout, Matmul, missing, obstacle
 from harness.errors import MachineError
 
@@ -107,6 +107,27 @@ def test_the_fastest_of_several_is_chosen_once(lt, address):
     assert lt.calls[-2:] == ["matmul 2", "matmul 2"]
     assert [said["bias"] for said in lt.multiplied[-2:]] == [256, 8192]
     assert {said["algorithm"] for said in lt.multiplied} == {0, 1, 2, 5}
+
+
+@pytest.mark.parametrize(("hot", "sets"), [(False, [2]), (True, [1])])
+def test_algorithms_are_timed_in_or_out_of_the_cache_as_the_case_is(lt, address, hot, sets):
+    Matmul(LINEAR, 6, hot=hot)(address(256), address(512), address(1024), bias=address(256))
+    assert lt.sets == sets
+
+
+def test_each_set_of_buffers_has_a_bias_of_its_own(lt, address, monkeypatch):
+    copies = [address(2**13 + place) for place in (0, 256, 512, 1024)]
+    monkeypatch.setattr(racing, "rotated", lambda tensors: [tensors, (*copies, None)])
+    Matmul(LINEAR, 2)(address(256), address(512), address(1024), bias=address(256))
+    told = {(said["a"], said["b"], said["d"], said["bias"]) for said in lt.multiplied}
+    assert told == {(512, 256, 1024, 256), tuple(copy.address for copy in copies)}
+
+
+def test_cublaslts_own_first_choice_stays_where_no_other_is_surely_faster(lt, address, monkeypatch):
+    monkeypatch.setattr(racing.HeldClock, "of", lambda launch, sets: lambda place: 1.0)
+    matmul = Matmul(LINEAR, 6)
+    matmul(address(256), address(512), address(1024), bias=address(256))
+    assert lt.calls[-1] == "matmul 0"
 
 
 def test_algorithms_are_asked_for_by_the_alignment_of_each_tensor(lt, address):

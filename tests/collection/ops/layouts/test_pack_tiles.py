@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness import cuda
-from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._pack_plan import _FLAT_TILES, _PACK_TILES, PackTiles
 from harness.collection.ops.layouts._transpose_plan import Matrices, WordTiles
+from harness.collection.ops.layouts._transpose_tuning import packs_are_best, ruled
 
 WARP_PACKS, WARP_COLS = 8, 4
 
@@ -205,30 +204,18 @@ def test_banks_have_few_conflicts(itemsize):
     ],
     ids=str,
 )
-def test_large_matrices_are_for_packs(monkeypatch, shape, itemsizes):
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
-    found = tuple(size for size in (2, 4) if _transpose._best_pack_tiles(Matrices(*shape, size)))
+def test_large_matrices_are_for_packs(shape, itemsizes):
+    found = tuple(size for size in (2, 4) if packs_are_best(Matrices(*shape, size), 132))
     assert found == itemsizes
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("size", [64, 100, 200, 300, 600])
-def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(monkeypatch, size, itemsize):
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(size, itemsize):
     matrices = Matrices(1, size, size, itemsize)
     words = WordTiles.of(matrices, 132, aligned=True) or WordTiles.of(matrices, 132, aligned=False)
-    packs = _transpose._best_pack_tiles(matrices)
-    assert packs is None or packs.grid >= min(132, words.grid) / 2
-
-
-class Asked:
-    """A context that tells which kernels a launch asks for."""
-
-    def __init__(self):
-        self.kernels = []
-
-    def kernel(self, _file, entry, _macros):
-        self.kernels.append(entry)
+    packs = PackTiles.of(matrices, 132, aligned=True)
+    assert packs is None or not packs_are_best(matrices, 132) or packs.grid >= min(132, words.grid) / 2
 
 
 @pytest.mark.parametrize(
@@ -245,8 +232,5 @@ class Asked:
         (1600, 1001, 4, False),
     ],
 )
-def test_few_elements_in_whole_sectors_go_through_registers(monkeypatch, rows, cols, itemsize, possible):
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
-    asked = Asked()
-    _transpose.tuned(asked, "transpose", Matrices(1, rows, cols, itemsize))
-    assert ("transpose_register_blocks" in asked.kernels) == possible
+def test_few_elements_in_whole_sectors_go_through_registers(rows, cols, itemsize, possible):
+    assert ruled(Matrices(1, rows, cols, itemsize), 132).startswith("registers") == possible

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness import cuda
-from harness.collection.ops.layouts import _transpose
-from harness.collection.ops.layouts._pack_plan import _PACK_TILES
+from harness.collection.ops.layouts._pack_plan import _PACK_TILES, PackTiles
 from harness.collection.ops.layouts._transpose_plan import Matrices, RegisterBlocks
+from harness.collection.ops.layouts._transpose_tuning import packs_are_best
 from harness.collection.ops.layouts.transpose import OP
 from harness.model import Case
 
@@ -197,15 +196,15 @@ def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element
     assert "local" not in text
 
 
-def test_shapes_take_every_kind_of_tiles_of_packs(monkeypatch):
+def test_shapes_take_every_kind_of_tiles_of_packs():
     """What the tests above run on a GPU like an H200."""
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
     found, wanted = set(), set()
     for itemsize in (2, 4):
         grain = 32 // itemsize
         for rows, cols in SHAPES:
-            plan = _transpose._best_pack_tiles(Matrices(1, rows, cols, itemsize)) if rows > 1 and cols > 1 else None
-            if plan:
+            shape = Matrices(1, rows, cols, itemsize)
+            plan = PackTiles.of(shape, 132, aligned=True) if rows > 1 and cols > 1 else None
+            if plan and packs_are_best(shape, 132):
                 found.add((itemsize, plan.packs_across, plan.packs_down, plan.flat, rows % grain == 0))
         wanted |= {(itemsize, *packs, False, alike) for packs in _PACK_TILES[itemsize] for alike in (False, True)}
         wanted.add((itemsize, 1, 16, True, False))

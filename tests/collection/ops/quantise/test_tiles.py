@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.collection.ops.elementwise import CUDA_TYPE
-from harness.collection.ops.quantise._tiles import UNITS, RepeatingTiles
+from harness.collection.ops.quantise._tiles import _EVERY_THREADS, _EVERY_UNITS, RepeatingTiles
 from harness.cuda import fast_divisor
 
 MATRICES = [
@@ -36,31 +36,33 @@ def divided(values, divisor, bits):
     return [((value * multiplier >> bits) + value) >> shift for value in values]
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize(("size", "most", "block"), [(4, 4, 256), (8, 4, 256), (4, 1, 64), (8, 2, 128)])
 @pytest.mark.parametrize(("rows", "columns"), MATRICES)
-def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size):
+def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, most, block):
     """The arithmetic of in_tiles, thread by thread."""
     elements = rows * columns
     tiles = RepeatingTiles.of(elements, columns, size)
-    whole, threads = elements // size, -(-tiles.threads // 256) * 256
+    assert most in _EVERY_UNITS
+    assert block in _EVERY_THREADS
+    whole, threads = elements // size, -(-tiles.threads(most) // block) * block
     tile_of = divided(range(threads), tiles.period, 32)
     seen = []
     for thread, tile in zip(range(threads), tile_of, strict=True):
         place = thread - tile * tiles.period
         assert 0 <= place < tiles.period
-        first = tile * UNITS * tiles.period + place
+        first = tile * most * tiles.period + place
         if first > whole:
             continue
         (row,) = divided([place * size], max(1, columns), 32)
         column = place * size - row * max(1, columns)
-        if first + (UNITS - 1) * tiles.period < whole:
-            units = [first + u * tiles.period for u in range(UNITS)]
+        if first + (most - 1) * tiles.period < whole:
+            units = [first + u * tiles.period for u in range(most)]
             rest = []
         else:
             units = list(range(first, whole, tiles.period))
             following = first + len(units) * tiles.period
             rest = [whole * size + j for j in range(size)] if following == whole else []
-        assert len(units) <= UNITS
+        assert len(units) <= most
         for unit in units:
             assert unit * size % columns == column
             seen += range(unit * size, unit * size + size)
@@ -83,11 +85,12 @@ def test_indexes_of_32_bits_do_not_overflow(columns):
     """Up to 2^31 - 1 elements: threads are divided, so they stay below 2^31, and units below 2^32."""
     for elements in (2**31 - 1, 2**31 - columns, columns):
         tiles = RepeatingTiles.of(elements, columns, 4)
-        threads = -(-tiles.threads // 256) * 256
-        assert threads < 2**31
         assert tiles.period * 4 <= max(4, elements + 3)
-        last = (threads - 1) // tiles.period
-        assert last * UNITS * tiles.period + UNITS * tiles.period < 2**32
+        for units in _EVERY_UNITS:
+            threads = -(-tiles.threads(units) // 256) * 256
+            assert threads < 2**31
+            last = (threads - 1) // tiles.period
+            assert last * units * tiles.period + units * tiles.period < 2**32
 
 
 @pytest.mark.parametrize(

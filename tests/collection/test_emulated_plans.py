@@ -1,0 +1,43 @@
+"""Plans that `harness tune` may try, on a CPU: each is right, at sizes that leave parts of tiles and threads empty."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.collection.conftest import case_of
+from tests.collection.emulation import Gpu, compiler, complaint
+
+# (op, dtype, sizes and choices, plans): plans that no rule takes at these sizes. Each compilation takes a second.
+CASES = [
+    (
+        "nchw_to_nhwc",
+        "float16",
+        {"N": 2, "C": 144, "H": 16, "W": 17},
+        [{"tiles": "registers1"}, {"tiles": "packs16x16"}],
+    ),
+    ("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
+    ("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
+    ("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 1}]),
+    ("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
+    ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
+    ("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
+    ("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"kept": 2, "resident": 1}]),
+]
+
+
+@pytest.fixture
+def gpu(emulated_folder):
+    compiler()
+    return Gpu(emulated_folder)
+
+
+@pytest.mark.parametrize(("op", "dtype", "values", "plans"), CASES)
+def test_plans_that_may_be_tried_are_right(catalogue, gpu, op, dtype, values, plans):
+    case = case_of(catalogue[op], "tuned", dtype, values)
+    tuning = catalogue[op].variants["tuned"].tuning
+    for plan in plans:
+        assert complaint(gpu, catalogue[op], case, plan=plan) is None, plan
+        with pytest.MonkeyPatch.context() as patch:
+            gpu.stand_in(patch)
+            assert plan != tuning.rule(case)
+            assert tuning.obstacle(case, plan) is None, plan

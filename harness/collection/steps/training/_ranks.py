@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +78,10 @@ class RankTrainer(Trainer):
         """Leave out the communication of DistributedDataParallel from now on."""
         self._may_sync = False
 
-    def loss_of_step(self) -> torch.Tensor:
-        """A step. Its loss is of this rank's data."""
-        with nullcontext() if self._may_sync else self._wrapped.no_sync():
-            return super().loss_of_step()
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients are averaged over ranks once, in the backward of the last micro-batch."""
+        syncs = self._wrapped is None or (last and self._may_sync)
+        return nullcontext() if syncs else self._wrapped.no_sync()
 
     def rehearse(self) -> None:
         """Make the steps that have to be made before one is captured, and undo what was learnt from them.
@@ -123,12 +123,10 @@ class RankTrainer(Trainer):
         import torch
 
         torch.manual_seed(self.setup.seed + self.setup.shard)
-        for weight in self.weights:
-            weight.grad = None
-        with nullcontext() if synced or self._wrapped is None else self._wrapped.no_sync():
-            with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
-                loss = self.loss(self._wrapped or self.model, self.batch)
-            self.scaler.scale(loss).backward()
+        usual = self.called, self._may_sync
+        self.called, self._may_sync = self._wrapped or self.model, synced
+        self._backward()
+        self.called, self._may_sync = usual
 
     def _step(self) -> None:
         if self._mean is not None:

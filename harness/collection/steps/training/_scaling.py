@@ -24,7 +24,14 @@ from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
-from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT, FLOAT32, Rung, clip_of
+from harness.collection.steps.training._rungs import (
+    AUTOTUNE,
+    DEFAULT,
+    FLOAT32,
+    Rung,
+    asked_of,
+    cant_cut,
+)
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
 from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
@@ -75,6 +82,8 @@ def scaling_op(
 def cant_run(way: Way, case: Case) -> str | None:
     """Why a case can't be measured in this way; None if it can."""
     step = dict(case.choices)["step"]
+    if why := cant_cut(case):
+        return why
     if case.device == "cpu" and step in _OF_GPUS:
         return f"{_OF_GPUS[step]}: give step: eager, or compile"
     return unsupported_alone(case) if way.wrapped or way.synced else None
@@ -82,6 +91,8 @@ def cant_run(way: Way, case: Case) -> str | None:
 
 def has_own_step(case: Case) -> str | None:
     """Why a rung can't run, if the case asks for another step than the rung's."""
+    if why := cant_cut(case):
+        return why
     step = dict(case.choices)["step"]
     return None if step == "eager" else f"its step is the step of its rung, not step={step}: give step: eager"
 
@@ -199,10 +210,9 @@ def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def setup_of(ctx: Context) -> Setup:
     """What the training of a rank begins with: the weights of all ranks, data of its own."""
-    layout = str(ctx.case.values.get("layout", "nchw"))
     rank = ctx.group.rank
-    seed, clip = (seed_of(ctx) - rank) % 2**32, clip_of(ctx.case)
-    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, layout, shard=rank, clip=clip)
+    seed = (seed_of(ctx) - rank) % 2**32
+    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, shard=rank, **asked_of(ctx.case))
 
 
 # ---- The check.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import ResNetConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._settings import math_modes
-from harness.collection.steps.training._trainer import Trainer, built
+from harness.collection.steps.training._trainer import Trainer, built, parts_of
 from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
@@ -76,5 +76,6 @@ def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tenso
     with torch.no_grad(), math_modes(tf32=False):
         for own, given in zip(model.parameters(), weights, strict=True):
             own.copy_(given)
-        loss = module_of(setup.model).loss
-        return torch.stack([loss(model, numbers).double() for _ in range(DRAWS)])
+        loss, parts = module_of(setup.model).loss, parts_of(numbers, setup.micro_batches)
+        every = [torch.stack([loss(model, part).double() for part in parts]).mean() for _ in range(DRAWS)]
+        return torch.stack(every)

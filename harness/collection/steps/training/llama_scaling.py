@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA
+from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA, MICRO, MICROS
 from harness.collection.steps.training._scaling import scaling_op
 
 OP = scaling_op(
@@ -12,6 +12,6 @@ OP = scaling_op(
     next(rung for rung in LLAMA if rung.name == "chunked"),
     size="sequences of a step on each device",
     item="sequences",
-    choices={CLIP: CLIPS},
+    choices={CLIP: CLIPS, MICRO: MICROS},
     dtypes=("bfloat16",),
 )

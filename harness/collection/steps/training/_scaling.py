@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,7 +23,16 @@ from harness.collection.ops.process_groups import unsupported_alone
 from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
-from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
+from harness.collection.steps.training._ranks import (
+    OF_RUNGS,
+    SHARDED,
+    SHARDED_OURS,
+    WAYS,
+    FlatMean,
+    RankTrainer,
+    Way,
+    host_mean,
+)
 from harness.collection.steps.training._rungs import (
     AUTOTUNE,
     DEFAULT,
@@ -33,8 +42,9 @@ from harness.collection.steps.training._rungs import (
     cant_cut,
 )
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._sharded import ShardedTrainer
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
-from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
+from harness.collection.steps.training._trainer import SCALE, Setup, keep_little, whole
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
@@ -53,9 +63,14 @@ APART = 1e-9
 
 
 def scaling_op(
-    name: str, summary: str, models: Sequence[str], rung: Rung, rungs: Sequence[Rung] = (), **fields: Any
+    name: str,
+    summary: str,
+    models: Sequence[str],
+    ways: Mapping[Way, Rung],
+    rungs: Sequence[Rung] = (),
+    **fields: Any,
 ) -> Op:
-    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: more of Op's.
+    """An op whose variants are the ways, each with the step of a rank in it, and `rungs`. fields: more of Op's.
 
     Its choices come after the choices of the model and of how the step is run.
     """
@@ -68,15 +83,19 @@ def scaling_op(
     op = whole_step_op(
         name, summary, choices=choices, make=make, check=check, work=work, recheck=recheck, pages=pages, **fields
     )
-    for way in WAYS:
-        options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
+    for way, one in ways.items():
+        options: dict[str, Any] = {"role": one.role, "rows": way.rows, "devices": _devices(one)}
         options["unsupported"] = partial(cant_run, way)
-        op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=rung))
+        op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=one))
     for one in rungs:
-        options = {"role": one.role, "rows": one.rows, "devices": ("cuda",) if one.role == "ours" else BOTH}
+        options = {"role": one.role, "rows": one.rows, "devices": _devices(one)}
         summary = f"{OF_RUNGS.name} with another step: {one.summary}"
         op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
     return op
+
+
+def _devices(rung: Rung) -> tuple[str, ...]:
+    return ("cuda",) if rung.role == "ours" else BOTH
 
 
 def cant_run(way: Way, case: Case) -> str | None:
@@ -99,7 +118,7 @@ def has_own_step(case: Case) -> str | None:
 
 def way_of(variant: str) -> Way:
     """How the ranks of a variant train together."""
-    return next((way for way in WAYS if way.name == variant), OF_RUNGS)
+    return next((way for way in (*WAYS, *SHARDED, SHARDED_OURS) if way.name == variant), OF_RUNGS)
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -192,6 +211,18 @@ def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> R
     return trainer
 
 
+def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
+    """The trainer of a rank for this way."""
+    several = world > 1
+    if several and way.sharded:
+        return ShardedTrainer(rung, setup, keeps=way.keeps)
+    flat = FlatMean(setup.device) if several and way.synced and not way.wrapped else None
+    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
+    if several and way.wrapped and not way.synced:
+        made.never_sync()
+    return made
+
+
 def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[], object]) -> None:
     """Have figures of the steps reported after they were timed."""
     if trainer.scaler.is_enabled():
@@ -205,7 +236,7 @@ def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """The sum of all weights in float64."""
     import torch
 
-    return torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).sum()
+    return torch.stack([whole(weight.detach().sum(dtype=torch.float64)) for weight in weights]).sum()
 
 
 def setup_of(ctx: Context) -> Setup:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import ResNetConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._settings import math_modes
-from harness.collection.steps.training._trainer import Trainer, built, parts_of
+from harness.collection.steps.training._trainer import Trainer, built, parts_of, whole
 from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class State:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._scale = trainer, trainer.scaler.get_scale()
-        self._weights = [weight.detach().clone() for weight in trainer.masters]
+        self._weights = self._now()
+
+    def _now(self) -> list[torch.Tensor]:
+        return [whole(weight.detach()).clone() for weight in self._trainer.masters]
 
     def complaints(self, batch: Any, got: float) -> Iterator[str]:
         """What is wrong with a step on a batch, whose loss was `got`."""
@@ -61,7 +64,7 @@ class State:
             )
         # A step whose gradients overflow is skipped, and lowers the scale.
         skipped = trainer.scaler.get_scale() < self._scale
-        if not skipped and all(map(torch.equal, self._weights, trainer.masters)):
+        if not skipped and all(map(torch.equal, self._weights, self._now())):
             yield "weights: a timed step changed none of them"
 
 

@@ -69,6 +69,7 @@ class Trainer:
 
         self.rung, self.setup = rung, setup
         is_scaled = rung.half != "none" and setup.dtype == torch.float16
+        self.is_autocast = rung.half == "mixed"
         # Torch's fused optimizers and ours skip a step with an overflow on the device; for others the host must ask.
         self.is_capturable = not is_scaled or rung.fused or rung.adam
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
@@ -82,7 +83,7 @@ class Trainer:
         self.kind = kind
         self.batch = batch_of(setup, kind)
         self.loss = module_of(setup.model).loss
-        self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
+        self.called = self._callable()
         self.weights = list(self.model.parameters())
         # Our AdamW has masters of its own.
         given = [one.dtype == wide or rung.adam for one in self.weights]
@@ -97,6 +98,10 @@ class Trainer:
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
         _ranges.add_where_wanted(self)
         torch.manual_seed(setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
+
+    def _callable(self) -> Any:
+        """What steps call: the model, as it is compiled."""
+        return compiled(self.model, self.rung.compiled) if self.rung.compiled else self.model
 
     def new_batch(self, seed: int) -> Any:
         """Data that no step has seen, of the form of all steps' data."""
@@ -149,7 +154,7 @@ class Trainer:
         """The loss of a batch, or of a part of one."""
         import torch
 
-        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
+        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.is_autocast):
             loss: torch.Tensor = self.loss(self.called, batch)
         return loss
 
@@ -248,6 +253,12 @@ def parts_of(batch: Any, count: int) -> list[Any]:
     if count == 1:
         return [batch]
     return [type(batch)(*part) for part in zip(*(one.chunk(count) for one in batch), strict=True)]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; where its parts lie on several ranks, all of them put together, for which every rank must call."""
+    gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
 
 
 def _optimizer(rung: Rung, config: Config, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:

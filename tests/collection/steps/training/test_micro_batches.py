@@ -32,7 +32,7 @@ def after(setup: Setup, steps: int = 3) -> tuple[list[float], list[torch.Tensor]
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_steps_of_micro_batches_are_steps_of_the_whole_batch(count, clip):
-    """In float64 sums in another order differ in the last digits alone; Adam makes more of them where gradients are 0."""
+    """In float64 sums in another order differ in the last digits alone. Adam makes more of them where they are all."""
     whole, parts = (after(replace(EXACT, micro_batches=n, clip=clip)) for n in (1, count))
     assert parts[0] == pytest.approx(whole[0], rel=1e-12)
     assert len(set(whole[0])) == 3

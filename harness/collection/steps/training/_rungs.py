@@ -105,7 +105,7 @@ def asked_of(case: Case) -> dict[str, Any]:
 
 def cant_cut(case: Case) -> str | None:
     """Why a batch can't be cut into the micro-batches that a case asks for; None if it can."""
-    size, parts = case.values["B"], case.values.get(MICRO, 1)
+    size, parts = int(case.values["B"]), float(case.values.get(MICRO, 1))
     if size % parts == 0:
         return None
     return f"a batch of {size} can't be cut into {parts:g} equal micro-batches: give {MICRO} a divisor of B"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
@@ -133,6 +133,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc] # torch has no types
 
 def communication() -> None:
     """Layers are gathered for forward and backward, or once; gradients are summed once for all micro-batches."""
+    for count in (1, 2):
+        own = trainer("ddp", FLOAT32, replace(EXACT, micro_batches=count))
+        own.loss_of_step()
+        with Watch() as seen:
+            own.loss_of_step()
+        assert seen.calls["allreduce_"] == 1, count
     for (way, gathers), count in product({"fsdp": 2, "fsdp_keep": 1}.items(), (1, 2)):
         own = trainer(way, FLOAT32, replace(EXACT, micro_batches=count))
         own.loss_of_step()
@@ -144,7 +150,7 @@ def communication() -> None:
         assert seen.calls == {"_allgather_base_": gathered, "_reduce_scatter_base_": LAYERS + 1}, (way, count)
 
 
-def compiled() -> None:
+def layers_compiled() -> None:
     """Each layer is compiled, and all of them share the code: one of the first layer, which has no residual."""
     graphs: list[object] = []
 
@@ -153,21 +159,14 @@ def compiled() -> None:
         forward: Callable[..., Any] = graph.forward
         return forward
 
-    with compiling_by(backend):
+    def compiled(function: Callable[..., Any], _mode: str) -> Any:
+        """To compile C++ would take minutes."""
+        return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+    with patch.object(_sharded, "compiled", compiled):
         rung = replace(RUNGS["compile_chunked"], half="none", tf32=False)
         assert_same(trained(trainer("fsdp", rung, EXACT)), alone(FLOAT32, EXACT))
     assert len(graphs) == 2 <= LAYERS
-
-
-@contextmanager
-def compiling_by(backend: Any) -> Iterator[None]:
-    """To compile C++ would take minutes."""
-    usual = _sharded.compiled
-    _sharded.compiled = lambda function, _mode: torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
-    try:
-        yield
-    finally:
-        _sharded.compiled = usual
 
 
 def rehearsed() -> None:
@@ -187,7 +186,17 @@ def wrong() -> None:
     assert own.error_of_mean() > _scaling.MEAN_OFF
 
 
-CHECKS: tuple[Callable[[], None], ...] = (exact, rungs, halves, types, parts, communication, compiled, rehearsed, wrong)
+CHECKS: tuple[Callable[[], None], ...] = (
+    exact,
+    rungs,
+    halves,
+    types,
+    parts,
+    communication,
+    layers_compiled,
+    rehearsed,
+    wrong,
+)
 
 
 def main(rank: int, store: str) -> None:

@@ -11,7 +11,8 @@ import torch
 from harness.collection.steps.training import _first_step, _scaling, _steps, _timed_step, _trainer
 from harness.collection.steps.training._curves import trained
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._rungs import FLOAT32, LLAMA
+from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, LLAMA
+from harness.collection.steps.training._settings import EAGER, forget_compiled, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer, parts_of
 from harness.errors import UsageError
 from harness.model import Case
@@ -130,3 +131,27 @@ def test_a_case_s_choice_reaches_its_trainings(setup_of):
 
 def test_every_rung_takes_micro_batches():
     assert all(_steps.refusal(rung)(case("llama_train", rung.name, micro_batches=2)) is None for rung in LLAMA)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("rung", [rung for rung in LLAMA if rung.compiled != AUTOTUNE], ids=lambda rung: rung.name)
+def test_the_first_step_of_every_rung_is_right_on_a_gpu(rung, parts):
+    """Graphs of all micro-batches among them; compiled rungs are compiled."""
+    asked = replace(SETUP, device=torch.device("cuda", 0), micro_batches=parts)
+    found = _first_step.complaints(rung, asked)
+    forget_compiled()
+    assert found == ()
+
+
+@pytest.mark.gpu
+def test_a_graph_trains_as_steps_call_by_call_do():
+    losses = []
+    for name in ("chunked", "chunked_graph"):
+        trainer = Trainer(rung_of("llama_train", name), replace(SETUP, device=torch.device("cuda", 0)))
+        with side_stream():
+            found = [trainer.loss_of_step() for _ in range(EAGER)]
+        step = trainer.as_graph() if trainer.rung.graph else trainer.loss_of_step
+        losses.append([*(float(loss) for loss in found), *(float(step()) for _ in range(5))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert losses[0][-1] < losses[0][0]

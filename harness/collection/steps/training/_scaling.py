@@ -84,18 +84,19 @@ def scaling_op(
         name, summary, choices=choices, make=make, check=check, work=work, recheck=recheck, pages=pages, **fields
     )
     for way, one in ways.items():
-        options: dict[str, Any] = {"role": one.role, "rows": way.rows, "devices": _devices(one)}
-        options["unsupported"] = partial(cant_run, way)
+        options = _options(one) | {"rows": way.rows, "unsupported": partial(cant_run, way)}
         op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=one))
     for one in rungs:
-        options = {"role": one.role, "rows": one.rows, "devices": _devices(one)}
+        options = _options(one) | {"rows": one.rows, "unsupported": has_own_step}
         summary = f"{OF_RUNGS.name} with another step: {one.summary}"
-        op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
+        op.variant(one.name, summary, **options)(partial(prepare, way=OF_RUNGS, rung=one))
     return op
 
 
-def _devices(rung: Rung) -> tuple[str, ...]:
-    return ("cuda",) if rung.role == "ours" else BOTH
+def _options(rung: Rung) -> dict[str, Any]:
+    """What a variant with the step of a rung has of it. A CPU has none of our kernels."""
+    devices = ("cuda",) if rung.role == "ours" else BOTH
+    return {"role": rung.role, "devices": devices, "arithmetic": rung.arithmetic}
 
 
 def cant_run(way: Way, case: Case) -> str | None:

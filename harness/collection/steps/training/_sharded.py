@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models.files import blocks_of
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.training._ranks import RankTrainer
-from harness.collection.steps.training._rungs import Rung
+from harness.collection.steps.training._rungs import Half, Rung
 from harness.collection.steps.training._trainer import Setup
 from harness.ops import compiled
 
@@ -68,9 +68,10 @@ class ShardedTrainer(RankTrainer):
         return nullcontext()
 
     def mean_by_host(self) -> list[torch.Tensor]:
-        """The mean of gradients that each rank has of the whole model with the same weights."""
-        alone = RankTrainer(replace(self.rung, compiled=""), self.setup, wrapped=False, mean=None)
-        return alone.mean_by_host()
+        """The mean of gradients that each rank has of the whole model with the same weights, all in the case's type."""
+        half: Half = "none" if self.rung.half == "none" else "pure"
+        rung = replace(self.rung, compiled="", half=half)
+        return RankTrainer(rung, self.setup, wrapped=False, mean=None).mean_by_host()
 
 
 def _mesh(device: torch.device) -> Any:

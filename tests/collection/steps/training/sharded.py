@@ -81,8 +81,8 @@ def halves() -> None:
     """
     setup = replace(EXACT, dtype=torch.bfloat16)
     off = 2 * STEPS * setup.config.rate
-    for micro_batches in (1, 2):
-        own = trainer("fsdp", RUNGS["chunked"], replace(setup, micro_batches=micro_batches))
+    for micro_batches, rung in ((1, RUNGS["chunked"]), (2, replace(RUNGS["fused_loss"], half="mixed"))):
+        own = trainer("fsdp", rung, replace(setup, micro_batches=micro_batches))
         assert {one.dtype for one in own.weights} == {torch.float32}
         assert own.error_of_mean() < 0.03, "a few units in the last place of bfloat16"
         losses, weights = trained(own)

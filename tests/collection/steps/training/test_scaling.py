@@ -78,6 +78,13 @@ def test_a_rehearsal_leaves_no_trace(model: str) -> None:
     assert len(set(found[0])) == 4
 
 
+def test_a_rung_s_ceiling_is_of_the_type_of_its_products(catalogue: Catalogue) -> None:
+    op = catalogue["swin_scaling"]
+    sizes = {"model": "swin_toy", "B": 3, "world": 2}
+    found = {name: op.work_done_by(op.variants[name], sizes, "float16").flops[0][0] for name in ("tf32", "amp", "ddp")}
+    assert found == {"tf32": "tf32", "amp": "float16", "ddp": "float16"}
+
+
 @pytest.mark.parametrize("world", [1, 8])
 def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, world: int) -> None:
     op = catalogue["swin_scaling"]

@@ -43,10 +43,7 @@ class State:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._scale = trainer, trainer.scaler.get_scale()
-        self._weights = self._now()
-
-    def _now(self) -> list[torch.Tensor]:
-        return [whole(weight.detach()).clone() for weight in self._trainer.masters]
+        self._weights = [whole(weight.detach()).clone() for weight in trainer.masters]
 
     def complaints(self, batch: Any, got: float) -> Iterator[str]:
         """What is wrong with a step on a batch, whose loss was `got`."""
@@ -64,7 +61,8 @@ class State:
             )
         # A step whose gradients overflow is skipped, and lowers the scale.
         skipped = trainer.scaler.get_scale() < self._scale
-        if not skipped and all(map(torch.equal, self._weights, self._now())):
+        pairs = zip(self._weights, trainer.masters, strict=True)
+        if not skipped and all(torch.equal(before, whole(now.detach())) for before, now in pairs):
             yield "weights: a timed step changed none of them"
 
 

@@ -19,14 +19,17 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 SIZES = {"bert_scaling": 4, "resnet50_scaling": 4, "swin_scaling": 2, "llama_scaling": 4}
 """Images or sequences of a step on each rank: few, but enough that the losses fall."""
 BERT = (("model", "bert_toy"), ("step", "eager"), ("clip", "none"))
-LLAMA = (("model", "llama_toy"), ("step", "eager"), ("clip", "none"))
+LLAMA, PARTS = (
+    (("model", "llama_toy"), ("step", "eager"), ("clip", "none"), ("micro_batches", count)) for count in (1, 2)
+)
 RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
-STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str], ...]]]] = {
+STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str | int], ...]]]] = {
     2: [
         *(("bert_scaling", way, BERT) for way in ("replicas", "no_sync", "after", "ddp")),
         ("resnet50_scaling", "after", RESNET),
         ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
-        ("llama_scaling", "ddp", LLAMA),
+        *(("llama_scaling", way, PARTS) for way in ("ddp", "fsdp", "fsdp_keep")),
+        ("llama_scaling", "chunked_half", LLAMA),
     ],
     4: [("resnet50_scaling", "ddp", RESNET)],
     8: [],
@@ -47,7 +50,7 @@ def odd(world: int) -> int:
 
 def steps(world: int) -> list[Case]:
     return [
-        Case(op, way, "bfloat16" if choices == LLAMA else "float16", (("B", SIZES[op]),), choices, world, "cpu")
+        Case(op, way, "bfloat16" if op == "llama_scaling" else "float16", (("B", SIZES[op]),), choices, world, "cpu")
         for op, way, choices in STEPS[world]
     ]
 

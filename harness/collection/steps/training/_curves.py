@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import BertConfig, LlamaConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._ladders import rung_of_case
-from harness.collection.steps.training._rungs import clip_of
+from harness.collection.steps.training._rungs import asked_of
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.model import Case
@@ -60,9 +60,7 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     rung = rung_of_case(case)
     if rung is None:
         raise ValueError(f"{case.id}: isn't a rung of a training")
-    values = case.values
-    dtype, layout = getattr(torch, case.dtype), str(values.get("layout", "nchw"))
-    setup = Setup(str(values["model"]), size, seed, device, dtype, layout, clip=clip_of(case))
+    setup = Setup(str(case.values["model"]), size, seed, device, getattr(torch, case.dtype), **asked_of(case))
     _free(device)  # what a training has left that failed
     with ExitStack() as modes:
         modes.callback(_free, device)

@@ -8,6 +8,8 @@ In twin and reference nothing is left to chance: dropout and stochastic depth dr
 all the same, forward and backward. Batch norm is as in training. The twin of a rung with a graph makes its step by a
 replay.
 
+The twin's gradients of micro-batches are compared with the gradients of the whole batch.
+
 A compiled rung has two twins. One isn't compiled, and as small as another rung's. The other one is compiled and has the
 case's batch, so that its code is what is timed, but for the share that is dropped.
 """
@@ -24,7 +26,7 @@ from harness.collection.models import Config, ResNetConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
-from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, built, keep_little
+from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, built, keep_little, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +95,8 @@ def complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
 
     setup: the case's, whose batch is cut to `SIZE` for the twin that isn't compiled.
     """
-    found = _complaints(replace(rung, compiled=""), _small(setup))
+    small = _small(setup)
+    found = _complaints(replace(rung, compiled=""), small, _of_whole(small))
     if rung.compiled:
         # A graph replays kernels that its twin without a graph launches too, so one compilation checks both.
         plain = replace(rung, name="", summary="", base="", rows=(), graph=False)
@@ -105,26 +108,31 @@ def complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
 def _of_compiled(rung: Rung, setup: Setup) -> tuple[str, ...]:
     """What is wrong with the first step of compiled code. It is kept, since to compile takes long."""
     try:
-        return _complaints(rung, setup)
+        return _complaints(rung, setup, reference(setup))
     finally:
         forget_compiled()
 
 
-def _complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
-    wanted = reference(setup)
+def _complaints(rung: Rung, setup: Setup, wanted: FirstGradients) -> tuple[str, ...]:
     with math_modes(rung.tf32):
         trainer, before = _after_one_step(rung, setup)
         return tuple(_wrong(trainer, before, wanted))
 
 
 def _small(setup: Setup) -> Setup:
-    return replace(setup, size=min(setup.size, SIZE))
+    """The setup with a smaller batch, which can be cut into as many micro-batches."""
+    parts = setup.micro_batches
+    return replace(setup, size=parts * max(1, min(setup.size, SIZE) // parts))
+
+
+def _of_whole(setup: Setup) -> FirstGradients:
+    return reference(replace(setup, micro_batches=1))
 
 
 def untrained(trainer: Trainer, setup: Setup) -> Iterator[str]:
     """A complaint about weights of a trainer that should have a gradient, and had none in the steps that it made."""
     absent = [one for one in _trained(trainer, trainer.masters) if not one.is_trained]
-    yield from _missing(absent, reference(_small(setup)))
+    yield from _missing(absent, _of_whole(_small(setup)))
 
 
 def allowed(rung: Rung, setup: Setup) -> float:
@@ -165,12 +173,14 @@ def reference(setup: Setup) -> FirstGradients:
 def _reference(setup: Setup) -> FirstGradients:
     """The model is torch's own, with no trainer around it. Its gradients are kept for the other rungs of a case.
 
-    Two are kept: the small batch's, and the case's. Blocks keep only what enters them, so that the case's batch fits.
+    Two are kept: the small batch's, and the case's. Blocks keep only what enters them, so that the case's batch fits;
+    a case's micro-batches go through the model one after the other, since all together may not fit.
     """
     with math_modes(tf32=False):
         model = calmed(built(setup.model, None, setup.seed, setup.device).to(setup.dtype), share=0.0)
         keep_little(model)
-        module_of(setup.model).loss(model, batch_of(setup, setup.dtype)).backward()
+        for part in parts_of(batch_of(setup, setup.dtype), setup.micro_batches):
+            (module_of(setup.model).loss(model, part) / setup.micro_batches).backward()
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     if setup.clip is not None:
         norm = math.sqrt(sum(float(_length(grad)) ** 2 for grad in found.values()))

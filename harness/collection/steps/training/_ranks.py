@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import Config
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.training._hidden import AFTER, OVERLAPPED, WITHOUT
 from harness.collection.steps.training._rungs import Rung
-from harness.collection.steps.training._trainer import Setup, Trainer
+from harness.collection.steps.training._trainer import Setup, Trainer, whole
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,9 @@ class Way:
     """How ranks train together.
 
     wrapped: whether the model is in DistributedDataParallel. synced: whether gradients are averaged over ranks, so that
-    all of them have the same weights after each step.
+    all of them have the same weights after each step. sharded: whether each rank keeps a part of the weights, of the
+    gradients and of the optimizer's state alone. keeps: whether weights that were gathered for a layer's forward are
+    kept until its backward.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Way:
     wrapped: bool
     synced: bool
     rows: tuple[str, ...] = ()
+    sharded: bool = False
+    keeps: bool = False
 
 
 WAYS = (
@@ -47,6 +51,12 @@ WAYS = (
     Way(AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
     Way(OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
 )
+_LAYER_BY_LAYER = "FSDP2 of each layer: weights are gathered for its forward, and again for its backward"
+_FSDP = Way("fsdp", _LAYER_BY_LAYER, False, True, sharded=True)
+_KEPT = replace(_FSDP, name="fsdp_keep", summary="FSDP2 that keeps gathered weights until their backward", keeps=True)
+SHARDED = (_FSDP, _KEPT)
+"""Ways of `fully_shard` of torch.distributed.fsdp, for models whose weights take much of the memory."""
+SHARDED_OURS = replace(_FSDP, name="fsdp_ours", summary="fsdp, with our kernels in its layers, and our AdamW")
 OF_RUNGS = WAYS[-1]
 """How ranks train together whose step is a rung of a ladder."""
 
@@ -78,10 +88,10 @@ class RankTrainer(Trainer):
         """Leave out the communication of DistributedDataParallel from now on."""
         self._may_sync = False
 
-    def loss_of_step(self) -> torch.Tensor:
-        """A step. Its loss is of this rank's data."""
-        with nullcontext() if self._may_sync else self._wrapped.no_sync():
-            return super().loss_of_step()
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
+        """Gradients are averaged over ranks once, in the backward of the last micro-batch."""
+        syncs = self._wrapped is None or (last and self._may_sync)
+        return nullcontext() if syncs else self._wrapped.no_sync()
 
     def rehearse(self) -> None:
         """Make the steps that have to be made before one is captured, and undo what was learnt from them.
@@ -95,9 +105,12 @@ class RankTrainer(Trainer):
         for _ in range(REHEARSED):
             self.loss_of_step()
         with torch.no_grad():
-            torch._foreach_copy_(self.weights, before)
+            for weight, first in zip(self.weights, before, strict=True):
+                weight.copy_(first)
             for state in self.optimizer.state.values():
-                torch._foreach_zero_([value for value in state.values() if isinstance(value, torch.Tensor)])
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
 
     def error_of_mean(self) -> float:
@@ -107,28 +120,30 @@ class RankTrainer(Trainer):
         """
         import torch
 
-        self._gradients(synced=False)
-        host_mean(self.weights)
-        want = [weight.grad.clone() for weight in self.weights if weight.grad is not None]
+        want = self.mean_by_host()
         self._gradients(synced=True)
         if self._mean is not None:
             self._mean(self.weights)
-        off = torch._foreach_sub([weight.grad for weight in self.weights], want)
+        off = torch._foreach_sub([whole(weight.grad) for weight in self.weights], want)
         distance, size = (torch.stack(torch._foreach_norm(found)).norm() for found in (off, want))
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
         return float(distance / size)
+
+    def mean_by_host(self) -> list[torch.Tensor]:
+        """The mean of the ranks' own gradients, which the host computes."""
+        self._gradients(synced=False)
+        host_mean(self.weights)
+        return [weight.grad.clone() for weight in self.weights if weight.grad is not None]
 
     def _gradients(self, synced: bool) -> None:
         """New gradients of the loss, with the same random numbers each time; not compiled, which would take long."""
         import torch
 
         torch.manual_seed(self.setup.seed + self.setup.shard)
-        for weight in self.weights:
-            weight.grad = None
-        with nullcontext() if synced or self._wrapped is None else self._wrapped.no_sync():
-            with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
-                loss = self.loss(self._wrapped or self.model, self.batch)
-            self.scaler.scale(loss).backward()
+        usual = self.called, self._may_sync
+        self.called, self._may_sync = self._wrapped or self.model, synced
+        self._backward()
+        self.called, self._may_sync = usual
 
     def _step(self) -> None:
         if self._mean is not None:
@@ -140,16 +155,6 @@ def with_few_labels(batch: Any, config: Config) -> Any:
     """The batch with labels of few classes. Labels below 0, of what isn't predicted, stay."""
     labels = batch.labels
     return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, config.classes // 2)))
-
-
-def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
-    """The trainer of a rank for this way."""
-    several = world > 1
-    flat = FlatMean(setup.device) if several and way.synced and not way.wrapped else None
-    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
-    if several and way.wrapped and not way.synced:
-        made.never_sync()
-    return made
 
 
 def data_parallel(model: torch.nn.Module, device: torch.device) -> Any:

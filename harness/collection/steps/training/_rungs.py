@@ -18,6 +18,9 @@ STEP, GRAPH = "step", "graph"
 CLIP, UNCLIPPED = "clip", "none"
 """The choice of the global norm that gradients are clipped to, and the value that clips none."""
 CLIPS = Choice("global norm that gradients are clipped to before an update", (UNCLIPPED, 1.0))
+MICRO = "micro_batches"
+"""The choice of how many equal parts a step's batch is cut into, whose gradients are added up before the update."""
+MICROS = Choice("parts of a batch whose gradients are added up before an update", low=1, high=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,21 @@ def clip_of(case: Case) -> float | None:
     """The global norm that a case clips gradients to; None for a case that clips none."""
     value = case.values.get(CLIP, UNCLIPPED)
     return None if value == UNCLIPPED else float(value)
+
+
+def asked_of(case: Case) -> dict[str, Any]:
+    """What a case asks of its steps, as fields of a Setup."""
+    values = case.values
+    layout, parts = str(values.get("layout", "nchw")), int(values.get(MICRO, 1))
+    return {"layout": layout, "clip": clip_of(case), "micro_batches": parts}
+
+
+def cant_cut(case: Case) -> str | None:
+    """Why a batch can't be cut into the micro-batches that a case asks for; None if it can."""
+    size, parts = int(case.values["B"]), float(case.values.get(MICRO, 1))
+    if size % parts == 0:
+        return None
+    return f"a batch of {size} can't be cut into {parts:g} equal micro-batches: give {MICRO} a divisor of B"
 
 
 # ---- What torch has.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,11 +23,28 @@ from harness.collection.ops.process_groups import unsupported_alone
 from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
-from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
-from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT, FLOAT32, Rung, clip_of
+from harness.collection.steps.training._ranks import (
+    OF_RUNGS,
+    SHARDED,
+    SHARDED_OURS,
+    WAYS,
+    FlatMean,
+    RankTrainer,
+    Way,
+    host_mean,
+)
+from harness.collection.steps.training._rungs import (
+    AUTOTUNE,
+    DEFAULT,
+    FLOAT32,
+    Rung,
+    asked_of,
+    cant_cut,
+)
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._sharded import ShardedTrainer
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
-from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
+from harness.collection.steps.training._trainer import SCALE, Setup, keep_little, whole
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
@@ -46,9 +63,14 @@ APART = 1e-9
 
 
 def scaling_op(
-    name: str, summary: str, models: Sequence[str], rung: Rung, rungs: Sequence[Rung] = (), **fields: Any
+    name: str,
+    summary: str,
+    models: Sequence[str],
+    ways: Mapping[Way, Rung],
+    rungs: Sequence[Rung] = (),
+    **fields: Any,
 ) -> Op:
-    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: more of Op's.
+    """An op whose variants are the ways, each with the step of a rank in it, and `rungs`. fields: more of Op's.
 
     Its choices come after the choices of the model and of how the step is run.
     """
@@ -61,20 +83,27 @@ def scaling_op(
     op = whole_step_op(
         name, summary, choices=choices, make=make, check=check, work=work, recheck=recheck, pages=pages, **fields
     )
-    for way in WAYS:
-        options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
-        options["unsupported"] = partial(cant_run, way)
-        op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=rung))
+    for way, one in ways.items():
+        options = _options(one) | {"rows": way.rows, "unsupported": partial(cant_run, way)}
+        op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=one))
     for one in rungs:
-        options = {"role": one.role, "rows": one.rows, "devices": ("cuda",) if one.role == "ours" else BOTH}
+        options = _options(one) | {"rows": one.rows, "unsupported": has_own_step}
         summary = f"{OF_RUNGS.name} with another step: {one.summary}"
-        op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
+        op.variant(one.name, summary, **options)(partial(prepare, way=OF_RUNGS, rung=one))
     return op
+
+
+def _options(rung: Rung) -> dict[str, Any]:
+    """What a variant with the step of a rung has of it. A CPU has none of our kernels."""
+    devices = ("cuda",) if rung.role == "ours" else BOTH
+    return {"role": rung.role, "devices": devices, "arithmetic": rung.arithmetic}
 
 
 def cant_run(way: Way, case: Case) -> str | None:
     """Why a case can't be measured in this way; None if it can."""
     step = dict(case.choices)["step"]
+    if why := cant_cut(case):
+        return why
     if case.device == "cpu" and step in _OF_GPUS:
         return f"{_OF_GPUS[step]}: give step: eager, or compile"
     return unsupported_alone(case) if way.wrapped or way.synced else None
@@ -82,13 +111,15 @@ def cant_run(way: Way, case: Case) -> str | None:
 
 def has_own_step(case: Case) -> str | None:
     """Why a rung can't run, if the case asks for another step than the rung's."""
+    if why := cant_cut(case):
+        return why
     step = dict(case.choices)["step"]
     return None if step == "eager" else f"its step is the step of its rung, not step={step}: give step: eager"
 
 
 def way_of(variant: str) -> Way:
     """How the ranks of a variant train together."""
-    return next((way for way in WAYS if way.name == variant), OF_RUNGS)
+    return next((way for way in (*WAYS, *SHARDED, SHARDED_OURS) if way.name == variant), OF_RUNGS)
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -181,6 +212,18 @@ def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> R
     return trainer
 
 
+def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
+    """The trainer of a rank for this way."""
+    several = world > 1
+    if several and way.sharded:
+        return ShardedTrainer(rung, setup, keeps=way.keeps)
+    flat = FlatMean(setup.device) if several and way.synced and not way.wrapped else None
+    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
+    if several and way.wrapped and not way.synced:
+        made.never_sync()
+    return made
+
+
 def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[], object]) -> None:
     """Have figures of the steps reported after they were timed."""
     if trainer.scaler.is_enabled():
@@ -194,15 +237,14 @@ def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """The sum of all weights in float64."""
     import torch
 
-    return torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).sum()
+    return torch.stack([whole(weight.detach().sum(dtype=torch.float64)) for weight in weights]).sum()
 
 
 def setup_of(ctx: Context) -> Setup:
     """What the training of a rank begins with: the weights of all ranks, data of its own."""
-    layout = str(ctx.case.values.get("layout", "nchw"))
     rank = ctx.group.rank
-    seed, clip = (seed_of(ctx) - rank) % 2**32, clip_of(ctx.case)
-    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, layout, shard=rank, clip=clip)
+    seed = (seed_of(ctx) - rank) % 2**32
+    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, shard=rank, **asked_of(ctx.case))
 
 
 # ---- The check.

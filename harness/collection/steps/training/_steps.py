@@ -28,6 +28,8 @@ from harness.collection.steps.training._rungs import (
     UNSCALE,
     Rung,
     as_asked,
+    asked_of,
+    cant_cut,
     clip_of,
 )
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
@@ -99,6 +101,8 @@ def _refusal(kind: _Kind) -> Callable[[Case], str | None]:
 
 
 def _reason(kind: _Kind, case: Case) -> str | None:
+    if why := cant_cut(case):
+        return why
     if case.values.get(STEP) == GRAPH and (kind.graph or case.device == "cpu"):
         why = "its step is a graph without that" if kind.graph else "a CPU has no CUDA graphs"
         return f"{why}: leave {STEP}: {GRAPH} out"
@@ -200,8 +204,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
 
 def setup_of(ctx: Context) -> Setup:
     """What the trainings of a case begin with."""
-    layout = str(ctx.case.values.get("layout", "nchw"))
-    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout, clip=clip_of(ctx.case))
+    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, **asked_of(ctx.case))
 
 
 # ---- The check.

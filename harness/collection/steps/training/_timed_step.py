@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import ResNetConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._settings import math_modes
-from harness.collection.steps.training._trainer import Trainer, built
+from harness.collection.steps.training._trainer import Trainer, built, parts_of, whole
 from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class State:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._scale = trainer, trainer.scaler.get_scale()
-        self._weights = [weight.detach().clone() for weight in trainer.masters]
+        self._weights = [whole(weight.detach()).clone() for weight in trainer.masters]
 
     def complaints(self, batch: Any, got: float) -> Iterator[str]:
         """What is wrong with a step on a batch, whose loss was `got`."""
@@ -61,7 +61,8 @@ class State:
             )
         # A step whose gradients overflow is skipped, and lowers the scale.
         skipped = trainer.scaler.get_scale() < self._scale
-        if not skipped and all(map(torch.equal, self._weights, trainer.masters)):
+        pairs = zip(self._weights, trainer.masters, strict=True)
+        if not skipped and all(torch.equal(before, whole(now.detach())) for before, now in pairs):
             yield "weights: a timed step changed none of them"
 
 
@@ -76,5 +77,6 @@ def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tenso
     with torch.no_grad(), math_modes(tf32=False):
         for own, given in zip(model.parameters(), weights, strict=True):
             own.copy_(given)
-        loss = module_of(setup.model).loss
-        return torch.stack([loss(model, numbers).double() for _ in range(DRAWS)])
+        loss, parts = module_of(setup.model).loss, parts_of(numbers, setup.micro_batches)
+        every = [torch.stack([loss(model, part).double() for part in parts]).mean() for _ in range(DRAWS)]
+        return torch.stack(every)

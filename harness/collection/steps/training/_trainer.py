@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from harness.collection.models.files import blocks_of, module_of
 from harness.collection.steps.training import _float8, _operators, _ranges
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import captured
+from harness.errors import UsageError
 from harness.ops import compiled
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ class Setup:
 
     size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
     images, 'nchw' or 'nhwc'. shard: which part of the data it is given: ranks have the same weights and other data.
-    clip: the global norm that gradients are clipped to before each update; None for no clipping.
+    clip: the global norm that gradients are clipped to before each update; None for no clipping. micro_batches: equal
+    parts of the batch that go through the model one after the other, whose gradients are added up for one update.
     """
 
     model: str
@@ -43,6 +46,13 @@ class Setup:
     layout: str = "nchw"
     shard: int = 0
     clip: float | None = None
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for micro-batches that wouldn't be of one size."""
+        if self.size % self.micro_batches:
+            reason = f"a batch of {self.size} can't be cut into {self.micro_batches} equal micro-batches"
+            raise UsageError(reason, f"give a batch that is a multiple of {self.micro_batches}")
 
     @property
     def config(self) -> Config:
@@ -59,6 +69,7 @@ class Trainer:
 
         self.rung, self.setup = rung, setup
         is_scaled = rung.half != "none" and setup.dtype == torch.float16
+        self.is_autocast = rung.half == "mixed"
         # Torch's fused optimizers and ours skip a step with an overflow on the device; for others the host must ask.
         self.is_capturable = not is_scaled or rung.fused or rung.adam
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
@@ -72,7 +83,7 @@ class Trainer:
         self.kind = kind
         self.batch = batch_of(setup, kind)
         self.loss = module_of(setup.model).loss
-        self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
+        self.called = self._callable()
         self.weights = list(self.model.parameters())
         # Our AdamW has masters of its own.
         given = [one.dtype == wide or rung.adam for one in self.weights]
@@ -87,6 +98,10 @@ class Trainer:
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
         _ranges.add_where_wanted(self)
         torch.manual_seed(setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
+
+    def _callable(self) -> Any:
+        """What steps call: the model, as it is compiled."""
+        return compiled(self.model, self.rung.compiled) if self.rung.compiled else self.model
 
     def new_batch(self, seed: int) -> Any:
         """Data that no step has seen, of the form of all steps' data."""
@@ -116,19 +131,31 @@ class Trainer:
         return step
 
     def _backward(self) -> torch.Tensor:
-        """Forward and backward, which make new gradients. Gives the loss."""
-        for weight in self.weights:
-            weight.grad = None
-        loss = self._forward()
-        self._differentiate(loss)
-        return loss.detach()
-
-    def _forward(self) -> torch.Tensor:
-        """The loss."""
+        """Forward and backward of all micro-batches, which make new gradients. Gives the loss of the whole batch."""
         import torch
 
-        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
-            loss: torch.Tensor = self.loss(self.called, self.batch)
+        for weight in self.weights:
+            weight.grad = None
+        count = self.setup.micro_batches
+        losses: list[torch.Tensor] = []
+        for number, part in enumerate(parts_of(self.batch, count), 1):
+            with self._adding_up(last=number == count):
+                loss = self._forward(part)
+                # The loss is a mean over the batch, so the gradient of the batch is the mean of its parts' gradients.
+                self._differentiate(loss / count if count > 1 else loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean() if count > 1 else losses[0]
+
+    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:  # noqa: ARG002 - of ranks
+        """The context of a micro-batch. last: whether no other one comes before the update."""
+        return nullcontext()
+
+    def _forward(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch, or of a part of one."""
+        import torch
+
+        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.is_autocast):
+            loss: torch.Tensor = self.loss(self.called, batch)
         return loss
 
     def _differentiate(self, loss: torch.Tensor) -> None:
@@ -219,6 +246,19 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     if setup.layout == "nhwc":
         batch = batch._replace(images=batch.images.to(memory_format=torch.channels_last))
     return batch
+
+
+def parts_of(batch: Any, count: int) -> list[Any]:
+    """The batch, cut into equal parts, which are views of it."""
+    if count == 1:
+        return [batch]
+    return [type(batch)(*part) for part in zip(*(one.chunk(count) for one in batch), strict=True)]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; where its parts lie on several ranks, all of them put together, for which every rank must call."""
+    gathered: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
 
 
 def _optimizer(rung: Rung, config: Config, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:

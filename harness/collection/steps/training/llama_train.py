@@ -5,7 +5,7 @@ The practice is that of torchtitan: bfloat16, fused attention and optimizer, tor
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA
+from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA, MICRO, MICROS
 from harness.collection.steps.training._steps import training_op
 
 OP = training_op(
@@ -15,6 +15,6 @@ OP = training_op(
     LLAMA,
     size="sequences of a step",
     item="sequences",
-    choices={CLIP: CLIPS},
+    choices={CLIP: CLIPS, MICRO: MICROS},
     dtypes=("bfloat16",),
 )

@@ -5,6 +5,7 @@ Source: OneFlow's DLPerf, which trains it on one device to four nodes of eight.
 
 from __future__ import annotations
 
+from harness.collection.steps.training._ranks import WAYS
 from harness.collection.steps.training._rungs import FUSED
 from harness.collection.steps.training._scaling import scaling_op
 from harness.ops import Choice
@@ -13,7 +14,7 @@ OP = scaling_op(
     "resnet50_scaling",
     "a training step of ResNet-50 on several devices, images a second of all of them",
     ("resnet50", "resnet_toy"),
-    FUSED,
+    dict.fromkeys(WAYS, FUSED),
     size="images of a step on each device",
     item="images",
     choices={"layout": Choice("order of an image's elements in memory", ("nhwc", "nchw"))},

@@ -5,6 +5,7 @@ Source: NVIDIA's talk on training Swin Transformer, which compares steps of Swin
 
 from __future__ import annotations
 
+from harness.collection.steps.training._ranks import WAYS
 from harness.collection.steps.training._rungs import SDPA, SWIN
 from harness.collection.steps.training._scaling import scaling_op
 
@@ -15,7 +16,7 @@ OP = scaling_op(
     "swin_scaling",
     "a training step of Swin Transformer on several devices, images a second of all of them",
     ("swin_tiny", "swin_large", "swin_toy"),
-    SDPA,
+    dict.fromkeys(WAYS, SDPA),
     [rung for rung in SWIN if rung.name in LADDER],
     size="images of a step on each device",
     item="images",

@@ -29,6 +29,8 @@ from harness.session import Session
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
+LLAMA_WAYS = ("replicas", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
+LLAMA_RUNGS = ("chunked_half", "fused_loss", "compile_ours")
 RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
 """The rungs that swin_scaling has beside the ways."""
 
@@ -76,6 +78,13 @@ def test_a_rehearsal_leaves_no_trace(model: str) -> None:
     assert len(set(found[0])) == 4
 
 
+def test_a_rung_s_ceiling_is_of_the_type_of_its_products(catalogue: Catalogue) -> None:
+    op = catalogue["swin_scaling"]
+    sizes = {"model": "swin_toy", "B": 3, "world": 2}
+    found = {name: op.work_done_by(op.variants[name], sizes, "float16").flops[0][0] for name in ("tf32", "amp", "ddp")}
+    assert found == {"tf32": "tf32", "amp": "float16", "ddp": "float16"}
+
+
 @pytest.mark.parametrize("world", [1, 8])
 def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, world: int) -> None:
     op = catalogue["swin_scaling"]
@@ -87,6 +96,37 @@ def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, 
         assert refused(asked) is None
         compiled = replace(asked, choices=(("model", "swin_toy"), ("step", "compile")))
         assert "give step: eager" in str(refused(compiled))
+
+
+def test_a_llama_trains_in_more_ways(catalogue: Catalogue) -> None:
+    """Weights in parts need several devices; our kernels need a GPU. A rung has its own step alone."""
+    op = catalogue["llama_scaling"]
+    assert [*op.variants] == [*LLAMA_WAYS, *LLAMA_RUNGS]
+    asked = Case("llama_scaling", "fsdp", "bfloat16", (("B", 8),), (("model", "llama_toy"), ("step", "eager")), 2)
+    for name in ("fsdp", "fsdp_keep", "fsdp_ours"):
+        refused = op.variants[name].unsupported
+        assert refused
+        assert refused(asked) is None
+        assert refused(stepping(asked, "graph")) is None
+        assert "give world: 2" in str(refused(replace(asked, world=1)))
+    ours = {name for name, variant in op.variants.items() if variant.role == "ours"}
+    assert ours == {name for name, variant in op.variants.items() if "cpu" not in variant.devices}
+    assert ours == {"fsdp_ours", "fused_loss", "compile_ours"}
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [("fsdp", False), ("fsdp_keep", True), ("fsdp_ours", False), ("ddp", None), ("chunked_half", None)],
+)
+def test_weights_are_in_parts_where_the_way_says_so(
+    monkeypatch: pytest.MonkeyPatch, name: str, keeps: bool | None
+) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(_scaling, "ShardedTrainer", lambda *_, keeps: made.append(keeps))
+    monkeypatch.setattr(_scaling, "RankTrainer", lambda *_, wrapped, mean: wrapped and mean is None)
+    setup: Any = SimpleNamespace(device=torch.device("cpu"))
+    found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
+    assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
 
 
 def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
@@ -319,6 +359,25 @@ def test_gpus_train_together(op: str, step: str) -> None:
     with Workers("cuda") as workers:
         for variant in ("replicas", "no_sync", "after", "ddp", *rungs):
             found = workers.measure(Job(stepping(case(op, variant, device="cuda"), step), TIMING))
+            assert (found.status, found.timer) == ("ok", "steady"), found.error
+            told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
+            assert len(told) == (0 if variant in ("replicas", "no_sync") else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("step", ["eager", "compile", "graph"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gpus_train_a_llama_together(step: str, parts: int) -> None:
+    from harness import devices
+
+    if (devices.kinds()["cuda"].count or 0) < 2:
+        pytest.skip("needs 2 GPUs")
+    chosen = (("model", "llama_toy"), ("step", step), ("clip", "none"), ("micro_batches", parts))
+    with Workers("cuda") as workers:
+        for variant in (*LLAMA_WAYS, *(LLAMA_RUNGS if step == "eager" else ())):
+            asked = Case("llama_scaling", variant, "bfloat16", (("B", 8),), chosen, 2, "cuda")
+            found = workers.measure(Job(asked, TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error
             told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
             assert len(told) == (0 if variant in ("replicas", "no_sync") else 2)

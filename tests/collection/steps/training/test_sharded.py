@@ -1,0 +1,35 @@
+"""Steps of a Llama on two ranks, by FSDP2 and in DistributedDataParallel: they are those of one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.collection.steps.training import sharded
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
+    """What the ranks printed, and how they ended."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    commands = [[sys.executable, "-m", sharded.__name__, str(rank), str(store)] for rank in range(sharded.RANKS)]
+    running = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    made = []
+    for one in running:
+        out, err = one.communicate()
+        made.append(subprocess.CompletedProcess(one.args, one.returncode, out, err))
+    return made
+
+
+@pytest.mark.parametrize("check", sharded.CHECKS, ids=lambda check: check.__name__)
+def test_ranks_make_the_steps_of_one_process(check, ended):
+    for rank in ended:
+        assert check.__name__ in rank.stdout.split(), rank.stderr

@@ -40,6 +40,28 @@
 #define PER_CHANNEL 0
 #endif
 
+#if defined(TILE_M)
+#include "int8_tiles.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    int8_linear_tiles(const signed char* __restrict__ x, const signed char* __restrict__ weight,
+                      const float* __restrict__ x_scale, const float* __restrict__ weight_scale, __half* __restrict__ y,
+                      long long rows, long long columns, unsigned depth, unsigned down, unsigned across, int whole) {
+  const Matrix of_x{x, rows, depth}, of_weight{weight, columns, depth};
+  multiply_tiles(of_x, of_weight, {x_scale, weight_scale, y, rows, columns}, Work(of_x, down, across), whole);
+}
+
+#elif defined(ROWS)
+#include "int8_few.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    int8_linear_few(const signed char* __restrict__ x, const signed char* __restrict__ weight,
+                    const float* __restrict__ x_scale, const float* __restrict__ weight_scale, __half* __restrict__ y,
+                    long long rows, long long columns, unsigned depth) {
+  multiply_few({x, rows, depth}, {weight, columns, depth}, {x_scale, weight_scale, y, rows, columns});
+}
+
+#else
 #include "../include/fastdiv.cuh"
 #include "../include/pack.cuh"
 
@@ -111,3 +133,4 @@ extern "C" __global__ void dequantise(const int* __restrict__ sums, const float*
   }
   *reinterpret_cast<Halves*>(y + first) = result;
 }
+#endif

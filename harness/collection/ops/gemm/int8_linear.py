@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, BLOCK, INDEX_TYPE, LIMIT_32, aligned, blocks
-from harness.collection.ops.gemm import _int8
+from harness.collection.ops.gemm import _int8, _int8_plan
 from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm, Order
@@ -308,6 +308,18 @@ def int32_out_col4(ctx: Context) -> Launch:
 def int32_out_col32(ctx: Context) -> Launch:
     """The order for tensor cores of sm_80."""
     return _scaled(ctx, _to_int32(ctx.case, "COL32_2R_4R4"))
+
+
+@OP.variant(
+    "fused",
+    "a product of ours, which scales its sums in registers and writes float16; a scale for each channel, and any sizes",
+    rows=("S14",),
+    unsupported=_int8_plan.obstacle,
+    tuning=_int8_plan.TUNING,
+)
+def fused(ctx: Context) -> Launch:
+    """Sums never leave the registers that they were made in: half of the bytes of `int32_out`'s sums are written."""
+    return _int8_plan.launch(ctx)
 
 
 _ALPHA = Tensor("alpha", _scales_of_weight, "float32")

@@ -1,9 +1,13 @@
 """Which plan our product in int8 takes, and its launch. Twin of int8_tiles.cuh and int8_few.cuh.
 
-A plan's parameters: tile: rows and columns of y that a block makes ('128x128'), or, where x has few rows, how many
-columns of y a block makes for all of them ('few16'). warps: of a block. depth: bytes of a row that a block of tiles has in
-a stage, or a warp of `few` under way. stages: of tiles. split: blocks of a cluster, which share the columns of x. blocks:
-of a multiprocessor, for which the compiler saves registers.
+The parameters of a plan:
+tile: rows and columns of y that a block makes ('128x128'). Where x has few rows, the columns that a block makes for all
+    of them ('few16').
+warps: of a block.
+depth: bytes of a row that a stage has, or that a warp of `few` has under way.
+stages: parts of both operands that shared memory has; `few` has 1.
+blocks: of a multiprocessor, for which the compiler saves registers.
+split: blocks of a cluster, which share the columns of x.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from harness.collection.ops.chip import MOST_BLOCKS, RESERVED, WARP, Chip
-from harness.collection.ops.elementwise import PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.collection.ops.elementwise import LIMIT_32, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Case, Value
 from harness.ops import Built, Context, Launch, Plan, Tensors, Tuning
 
@@ -31,7 +35,8 @@ _WARPS: dict[str, tuple[tuple[int, int], ...]] = {
     "256x128": ((4, 2),),
 }
 """Warps of a block down and across, by tile."""
-_RAGGED = {"tile": "64x64", "warps": 4, "depth": 64, "stages": 2, "split": 1, "blocks": 3}
+_NAMES = ("tile", "warps", "depth", "stages", "blocks", "split")
+_RAGGED: Plan = {"tile": "64x64", "warps": 4, "depth": 64, "stages": 2, "blocks": 3, "split": 1}
 """Where rows begin at any byte, what is on its way lies in registers: one tile leaves room for it everywhere."""
 _FEW = {"few16": 1, "few32": 2}
 """Tiles of 16 rows of the weight, of a block for few rows of x."""
@@ -39,11 +44,13 @@ _MOST_FEW, _RULED_FEW = 32, 16  # rows of x: that `few` can take, and that it ta
 _EIGHT, _SIXTEEN = 8, 16
 _STATIC_SHARED = 48 * 1024  # bytes that a block may have without asking for more
 _REGISTERS = 65_536  # of a multiprocessor
+_CHUNKS = 64  # registers of a thread for chunks of a part; the next part has as many
 _STEP = 64  # bytes of a row that four lanes load
-_LIMIT = 2**31
+_UNDER_WAY = 32 * 1024  # bytes of a multiprocessor, the fewest that keep memory busy
+_SMALLEST = "32x64"
 
-# What the rule counts with, in cycles of a multiprocessor. An A100 makes 2048 multiply-adds of int8 a cycle; the L2 gives
-# each multiprocessor 32 bytes a cycle, roughly, everywhere; a block waits 1500 cycles for memory in all.
+# What the rule counts with, in cycles of a multiprocessor. An A100 makes 2048 multiply-adds of int8 a cycle. The L2
+# gives each multiprocessor 32 bytes a cycle, and a block waits 1500 cycles for memory in all: both roughly.
 _PRODUCTS, _BYTES, _WAIT = 2048, 32, 1500
 # (tile, warps, depth, stages, blocks) that the rule chooses from: larger ones read less, smaller ones fill more
 # multiprocessors.
@@ -62,9 +69,10 @@ _RULED = (
 def obstacle(case: Case) -> str | None:
     """Why our product can't be made; None if it can."""
     s = case.symbols
-    if s["K"] < _LIMIT and blocks(s["M"], 32) * blocks(s["N"], 32) < _LIMIT:
+    down, across = _sizes(_SMALLEST)
+    if s["K"] < LIMIT_32 and blocks(s["M"], down) * blocks(s["N"], across) < LIMIT_32:
         return None
-    return "counts columns and tiles in 32 bits: for fewer than 2^31 columns of x, and 2^41 elements of y"
+    return "counts columns and tiles in 32 bits: for fewer than 2^31 columns of x, and 2^42 elements of y"
 
 
 def copy_bytes(columns: int) -> int:
@@ -160,8 +168,8 @@ def _parameters(case: Case) -> Mapping[str, Sequence[Value]]:
         "warps": (4, 8, 16),
         "depth": (64, 128, 256),
         "stages": (1, 2, 3, 4, 5, 6),
-        "split": tuple(splits),
         "blocks": (1, 2, 3, 4),
+        "split": tuple(splits),
     }
 
 
@@ -172,9 +180,10 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     if copy_bytes(case.symbols["K"]) == 1 and plan["tile"] not in _FEW:
         return "rows that begin at any byte have one plan"
     made, chip = _made(case, plan), Chip.current()
-    if made.number("split") > 1 and _blocks_of(case, made) > 2 * chip.multiprocessors:
+    split = made.number("split")
+    if split > 1 and split * _blocks_of(case, made) > 2 * chip.multiprocessors:
         return "there are blocks enough without clusters that share sums"
-    if made.number("depth") * made.number("split") > power_of_2_from(case.symbols["K"]):
+    if made.number("depth") * split > power_of_2_from(case.symbols["K"]):
         return "x has fewer columns"
     return _refuse_few(made) if made.few else _refuse_tiles(made, chip)
 
@@ -185,24 +194,25 @@ def _refuse_few(made: Int8Plan) -> str | None:
     if made.static > _STATIC_SHARED:
         return f"sums take {made.static} bytes, a block has {_STATIC_SHARED}"
     kept = made.number("depth") // _STEP * 4 * (2 * made.few + made.padded // _EIGHT)
-    return "a thread's chunks take more than 64 registers" if kept > 64 else None
+    most = _CHUNKS // (1 + (made.copy == 1))
+    return f"a thread's chunks take more than {most} registers" if kept > most else None
 
 
 def _refuse_tiles(made: Int8Plan, chip: Chip) -> str | None:
-    if _grid(made.plan) == (0, 0):
-        return "the tile has another number of warps"
-    if made.number("stages") == 1 or made.number("depth") > 128:
-        return "a stage has 64 or 128 bytes, and two stages are the fewest"
+    if _grid(made.plan) == (0, 0) or made.number("stages") == 1 or made.number("depth") > 128:
+        return "a tile has warps of its own, two stages or more, and 64 or 128 bytes of a row in each"
     down, across = made.tile
     if down >= 4 * max(made.rows, _SIXTEEN):
         return "most of a tile's rows would be empty"
     if min(down, across) % (made.threads * PACK_BYTES // made.number("depth")):
         return "threads would have unequal parts of a copy"
-    if made.number("blocks") * (made.shared(made.whole) + RESERVED) > chip.shared + RESERVED:
-        return f"{made.number('blocks')} blocks take more shared memory than a multiprocessor has"
+    if narrow := _room(made, chip):
+        return narrow
+    if made.number("blocks") * (made.number("stages") - 1) * (down + across) * made.number("depth") < _UNDER_WAY:
+        return f"fewer than {_UNDER_WAY} bytes would be under way"
     sums = down * across // made.threads
     left = _REGISTERS // (made.number("blocks") * made.threads)
-    return "too few registers for sums" if left < sums + 32 or left > 4 * (sums + 64) else None
+    return "too few registers for sums" if left < sums + 32 or left > 3 * (sums + 48) else None
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
@@ -217,7 +227,7 @@ def _alike(case: Case) -> object:
 
 def _rule(case: Case) -> Plan | None:
     s = case.symbols
-    return _ruled(s["M"], s["N"], s["K"], Chip.current()) if min(s.values()) else None
+    return _ruled(s["M"], s["N"], s["K"], Chip.current()) if s["M"] and s["N"] else None
 
 
 TUNING = Tuning(_parameters, _rule, _refuse, _kernels, _alike)
@@ -239,22 +249,24 @@ def _blocks_of(case: Case, made: Int8Plan) -> int:
 
 @lru_cache(maxsize=1024)
 def _ruled(rows: int, columns: int, depth: int, chip: Chip) -> Plan:
+    ragged = copy_bytes(depth) == 1
     if rows <= _RULED_FEW:
-        return _ruled_few(columns, depth, chip)
-    if copy_bytes(depth) == 1:
+        return _ruled_few(columns, depth, chip, ragged)
+    if ragged:
         return _RAGGED
-    fits = [each for each in _RULED if _fits(each, chip)]
-    plans = [(*each, split) for each in fits for split in _splits(chip)]
-    names = ("tile", "warps", "depth", "stages", "blocks", "split")
-    best = min(plans, key=lambda plan: _cycles(rows, columns, depth, chip.multiprocessors, plan))
-    found = dict(zip(names, best, strict=True))
-    return {name: found[name] for name in _RAGGED}
+    splits = (1, 2, 4, 8) if chip.clusters else (1,)
+    plans: list[dict[str, Value]] = [
+        dict(zip(_NAMES, (*each, split), strict=True)) for each in _RULED for split in splits
+    ]
+    fits = [Int8Plan(plan, PACK_BYTES, whole=True, rows=rows) for plan in plans]
+    fits = [made for made in fits if _room(made, chip) is None]
+    return min(fits, key=lambda made: _cycles(made, columns, depth, chip.multiprocessors)).plan
 
 
-def _ruled_few(columns: int, depth: int, chip: Chip) -> Plan:
+def _ruled_few(columns: int, depth: int, chip: Chip, ragged: bool) -> Plan:
     """Blocks of 32 columns of y if they fill the device, else of 16, else clusters that share the columns of x."""
     many = blocks(columns, 2 * _SIXTEEN) >= chip.multiprocessors
-    taken = 128 if many or depth < 8 * 256 else 256  # twice as many chunks would need too many registers
+    taken = 128 if many or ragged or depth < 8 * 256 else 256  # twice as many chunks would need too many registers
     warps = 8 if depth > 4 * taken else 4
     here, split = blocks(columns, _SIXTEEN * (1 + many)), 1
     while chip.clusters and split < MOST_BLOCKS and 2 * split * here <= chip.multiprocessors:
@@ -262,29 +274,25 @@ def _ruled_few(columns: int, depth: int, chip: Chip) -> Plan:
             break
         split *= 2
     tile = "few32" if many else "few16"
-    return {"tile": tile, "warps": warps, "depth": taken, "stages": 1, "split": split, "blocks": 1}
+    return {"tile": tile, "warps": warps, "depth": taken, "stages": 1, "blocks": 1, "split": split}
 
 
-def _splits(chip: Chip) -> Sequence[int]:
-    return (1, 2, 4, 8) if chip.clusters else (1,)
+def _room(made: Int8Plan, chip: Chip) -> str | None:
+    """Why the blocks have too little shared memory; None if they have enough, also where y is at any address."""
+    needed = made.shared(whole=False)
+    if needed > chip.shared:
+        return f"a block takes {needed} bytes of shared memory, and has {chip.shared}"
+    together = made.number("blocks") * (made.shared(made.whole) + RESERVED)
+    return "the blocks of a multiprocessor have too little shared memory" if together > chip.shared + RESERVED else None
 
 
-def _fits(each: tuple[str, int, int, int, int], chip: Chip) -> bool:
-    tile, _, depth, stages, resident = each
-    return resident * (stages * sum(_sizes(tile)) * depth + RESERVED) <= chip.shared + RESERVED
-
-
-def _cycles(
-    rows: int, columns: int, depth: int, multiprocessors: int, plan: tuple[str, int, int, int, int, int]
-) -> float:
+def _cycles(made: Int8Plan, columns: int, depth: int, multiprocessors: int) -> float:
     """Roughly, what a product takes. A multiprocessor's blocks share its units, and wait at the same time."""
-    tile, _, stage, _, each, split = plan
-    down, across = _sizes(tile)
-    own = blocks(blocks(depth, stage), split) * stage  # columns of x
+    (down, across), split, each = made.tile, made.number("split"), made.number("blocks")
+    own = blocks(blocks(depth, made.number("depth")), split) * made.number("depth")  # columns of x
     moved = (down + across) * own + 2 * down * across // split + (8 * down * across if split > 1 else 0)
     needed = max(down * across * own / _PRODUCTS, moved / _BYTES)
-    together = blocks(rows, down) * blocks(columns, across) * split
-    waves, last = divmod(together, multiprocessors * each)
+    waves, last = divmod(blocks(made.rows, down) * blocks(columns, across) * split, multiprocessors * each)
     return waves * (_WAIT + each * needed) + (_WAIT + blocks(last, multiprocessors) * needed if last else 0)
 
 
@@ -310,7 +318,7 @@ def launch(ctx: Context) -> Launch:
 
 def _few_of_bytes(plan: Plan) -> Plan:
     """The plan with registers enough: a chunk takes more of them where rows begin at any byte."""
-    return {**plan, "warps": min(8, int(plan["warps"]))}
+    return {**plan, "warps": min(8, int(plan["warps"])), "depth": 128}
 
 
 def _run(ctx: Context, made: Int8Plan) -> Launch:

@@ -57,8 +57,8 @@ struct RaggedChunk {
   }
 };
 
-// Loads COPY bytes, or zeros if they aren't `there`. The loads are asm so that they stay before the products that the
-// compiler would mix them with: then all of them are under way at a time. Once: what isn't read again doesn't go to L1.
+// Loads 16, 8 or 4 bytes, or zeros if they aren't `there`: by a predicate, without a branch between loads. Once: what
+// isn't read again takes no place in L1, which no intrinsic says.
 template <bool Once>
 __device__ __forceinline__ uint4 load_4_words(const signed char* from, bool there) {
   uint4 to;

@@ -22,7 +22,7 @@ from harness.collection.ops.elementwise import LIMIT_32, PACK_BYTES, aligned, bl
 from harness.model import Case, Value
 from harness.ops import Built, Context, Launch, Plan, Tensors, Tuning
 
-FILE = "int8_linear.cu"
+_FILE = "int8_linear.cu"
 _COPIES = (16, 8, 4)  # bytes that a copy may have, where rows begin at multiples of them
 _WARPS: dict[str, tuple[tuple[int, int], ...]] = {
     "32x64": ((2, 2),),
@@ -82,7 +82,7 @@ def copy_bytes(columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Int8Plan:
-    """A plan as a launch needs it. copy: bytes of an access. whole: whether rows of y are whole packs."""
+    """A plan as a launch needs it. copy: bytes of an access. whole: whether rows of y are whole packs. rows: of x."""
 
     plan: Plan
     copy: int
@@ -139,11 +139,11 @@ class Int8Plan:
         if self.few:
             macros |= {"ROWS": self.padded, "TILES": self.few, "STEPS": self.number("depth") // _STEP}
             macros["WARPS"] = self.number("warps")
-            return Built(FILE, "int8_linear_few", macros, self.threads, 0, self.number("split"))
+            return Built(_FILE, "int8_linear_few", macros, self.threads, 0, self.number("split"))
         (down, across), (tile_m, tile_n) = _grid(self.plan), self.tile
         macros |= {"TILE_M": tile_m, "TILE_N": tile_n, "WARPS_M": down, "WARPS_N": across}
         macros |= {"DEPTH": self.number("depth"), "STAGES": self.number("stages"), "BLOCKS": self.number("blocks")}
-        return Built(FILE, "int8_linear_tiles", macros, self.threads, self.shared(self.whole), self.number("split"))
+        return Built(_FILE, "int8_linear_tiles", macros, self.threads, self.shared(self.whole), self.number("split"))
 
 
 def _sizes(tile: str) -> tuple[int, int]:
@@ -190,7 +190,7 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 
 def _refuse_few(made: Int8Plan) -> str | None:
     if (made.number("stages"), made.number("blocks")) != (1, 1) or made.number("depth") == _STEP:
-        return "without stages"
+        return "few rows have one stage, one number of blocks, and 128 or 256 bytes of a row"
     if made.static > _STATIC_SHARED:
         return f"sums take {made.static} bytes, a block has {_STATIC_SHARED}"
     kept = made.number("depth") // _STEP * 4 * (2 * made.few + made.padded // _EIGHT)

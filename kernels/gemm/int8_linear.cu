@@ -25,8 +25,8 @@
 //      parts only, so without that the copies would begin anew for each.
 //    - Chunks of 16 bytes change places by a function of their row, so ldmatrix reads eight rows from all banks, and
 //      cp.async writes all banks. A warp makes 64 x 64 of y: for 32 products (16 x 8 x 32) it loads eight times four
-//      matrices, 4 KB. At 2560 multiply-adds a cycle, as mma.sync reaches on an H100 by others' measurements, the
-//      products of four warps take 205 cycles, the loads 128.
+//      matrices, 4 KB. At 2560 multiply-adds a cycle the products of four warps take 205 cycles, the loads 128. That
+//      rate is 62% of an H100's peak, about what mma.sync reaches there (Luo et al. 2024, by microbenchmarks).
 //    - The rows of the weight are put into shared memory in another order. Then a lane's sums of four products are
 //      eight neighbours of y, which it stores as 16 bytes; four lanes store 64 bytes of a row. Sums don't pass through
 //      shared memory, and lanes exchange nothing.
@@ -48,6 +48,8 @@
 //    64 bytes of each row in one load, four of them next to each other. The loads of the next 256 bytes are issued
 //    before the products of these: 4 KB of the weight a warp, 64 KB a multiprocessor, where 40 KB would do. The warps of
 //    a block, and the blocks of a cluster, take parts of the same 16 or 32 rows in turn, and add their sums at the end.
+//
+// All of 2. and 3. is by count: neither has been timed yet.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/gemm), float16 M401408-K128-N384 scales=tensor,data=normal.
 // At least 51.43 MB are read and 154.1 MB written. The ceiling is 47.45 us, by memory.

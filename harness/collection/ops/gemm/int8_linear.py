@@ -132,6 +132,12 @@ def _int32_traffic(s: Symbols, _: int) -> Traffic:
     return Traffic(read=operands + 4 * y, written=4 * y + 2 * y)
 
 
+def _fused_traffic(s: Symbols, _: int) -> Traffic:
+    """Both operands, the scales of both, and y in float16."""
+    operands, y = _elements(s)
+    return Traffic(read=operands + 4 * (1 + _scales_of_weight(s)[0]), written=2 * y)
+
+
 def _by_torch(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -314,6 +320,7 @@ def int32_out_col32(ctx: Context) -> Launch:
     "fused",
     "a product of ours, which scales its sums in registers and writes float16; a scale for each channel, and any sizes",
     rows=("S14",),
+    traffic=_fused_traffic,
     unsupported=_int8_plan.obstacle,
     tuning=_int8_plan.TUNING,
 )

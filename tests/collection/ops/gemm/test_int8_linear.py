@@ -286,7 +286,7 @@ def test_the_work_is_that_of_the_leanest_form():
     moved = {name: OP.traffic_of(variant, values, "float16").moved for name, variant in OP.variants.items()}
     assert moved["int8_out"] == operands + y + 4
     assert moved["int32_out"] == operands + 10 * y
-    assert moved["fused"] == operands + 2 * y + 12
+    assert moved["fused"] == operands + 2 * y + 8
     assert moved["float16"] == 2 * (operands + y)
 
 

@@ -37,17 +37,24 @@ INSTRUCTIONS = {
     "st.shared.f32": "store_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "ld.global.nc.L1::no_allocate.v": "load_words",
-    "cp.async.cg": "copy",
     "cp.async.ca": "copy",
+    "cp.async.cg": "copy",
+    "cp.async.commit_group": "close_copies",
+    "cp.async.wait_group": "wait_for_copies",
+    "cp.async.wait_all": "wait_for_all_copies",
     "cp.async.bulk.shared": "copy_bulk",
     "mapa": "map_to",
     "st.async": "send",
     "mbarrier.init": "barrier_init",
     "mbarrier.arrive.expect_tx": "barrier_expect",
     "{ .reg .pred p; mbarrier.try_wait": "barrier_try",
+    "{ .reg .pred p; setp.ne.u32": "load_if",
+    "ld.shared::cluster.s32": "load_shared",
+    "ldmatrix.sync.aligned.m8n8.x4.shared": "load_matrices",
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8": "multiply_add_bytes",
 }
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
-WITHOUT_EFFECT = ("fence", "cp.async.wait", "cp.async.commit", "cp.async.bulk.prefetch")
+WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch")
 _SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
 _WRONG = {
     1: "threads wait for each other, and none can go on",
@@ -100,7 +107,7 @@ def _closing(text: str, place: int) -> int:
 
 def _call(assembly: str) -> str:
     instruction = "".join(re.findall(r'"([^"]*)"', re.split(r":(?=[^\"]*(?:\"[^\"]*\"[^\"]*)*$)", assembly)[0])).strip()
-    starts = [found.end() for found in re.finditer(r'"[=+]?[a-z]+"\s*\(', assembly)]
+    starts = [found.end() for found in re.finditer(r'"[=+&]*[a-z]+"\s*\(', assembly)]
     operands = [assembly[start : _closing(assembly, start)] for start in starts]
     name = next((name for start, name in INSTRUCTIONS.items() if instruction.startswith(start)), None)
     if name is None:

@@ -2,7 +2,8 @@
 //
 // Each thread of a cluster is a fiber. A fiber runs until it has to wait: at a barrier, at a shuffle, for bytes. So
 // threads run in an order that the caller chooses, and a result that depends on the order shows. Shared memory is filled
-// with NaN before a block starts. Copies that are asynchronous on a GPU are done at once. emulation.py writes calls of
+// with NaN before a block starts. A thread's asynchronous copies are done when it waits for them, as late as they may be;
+// bulk copies are done at once. emulation.py writes calls of
 // the functions here in place of inline assembly and of declarations of shared memory.
 #pragma once
 
@@ -29,11 +30,12 @@
 #define __CUDA_ARCH__ EMULATED_ARCH
 
 namespace emulated {
+constexpr unsigned LARGEST = 32;  // bytes that a lane gives the others at a time
 constexpr unsigned WARP = 32, STRIDE = 1 << 18, STACK = 1 << 17;  // STRIDE: bytes of shared memory of a block
 
 struct Warp {
   unsigned alive = 0, arrived = 0, turn = 0;
-  uint64_t values[2][WARP] = {};
+  char values[2][WARP][LARGEST] = {};
   bool there[2][WARP] = {};
 };
 struct Block {
@@ -42,10 +44,17 @@ struct Block {
   std::map<const void*, unsigned> statics;  // where each variable in shared memory begins
   std::vector<Warp> warps;
 };
+struct Copy {
+  unsigned to;
+  const void* from;
+  unsigned width, bytes;
+};
 struct Thread {
   uint3 index;
   Block* block;
   ucontext_t context;
+  unsigned cluster_turn = 0;                     // of the barrier that it has arrived at
+  std::vector<std::vector<Copy>> copies = {{}};  // groups; the last one is open
   bool done = false;
 };
 
@@ -94,10 +103,13 @@ inline void sync_block() {
     return block.turn != turn;
   });
 }
-inline unsigned cluster_mine;
-inline void cluster_arrive() { ++cluster_arrived; }
+inline void cluster_arrive() { ++cluster_arrived, current->cluster_turn = cluster_turn; }
 inline void cluster_wait() {
-  wait_until([&] { return cluster_arrived >= cluster_alive; });
+  const unsigned turn = current->cluster_turn;
+  wait_until([&] {
+    if (cluster_turn == turn && cluster_arrived >= cluster_alive) cluster_arrived = 0, ++cluster_turn;
+    return cluster_turn != turn;
+  });
 }
 
 // ---- Exchange in a warp: every thread of it that hasn't ended gives a value, and reads that of another lane.
@@ -105,9 +117,8 @@ template <typename Value, typename Read>
 auto exchange(Value value, Read read) {
   Warp& warp = current->block->warps[current->index.x / WARP];
   const unsigned lane = current->index.x % WARP, turn = warp.turn;
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);
-  warp.values[turn % 2][lane] = bits;
+  static_assert(sizeof value <= LARGEST);
+  std::memcpy(warp.values[turn % 2][lane], &value, sizeof value);
   warp.there[turn % 2][lane] = true;
   ++warp.arrived;
   wait_until([&] {
@@ -119,7 +130,7 @@ auto exchange(Value value, Read read) {
   });
   return read(lane, [&warp, turn](unsigned from) {
     Value other;
-    std::memcpy(&other, &warp.values[turn % 2][from], sizeof other);
+    std::memcpy(&other, warp.values[turn % 2][from], sizeof other);
     return std::pair<Value, bool>(other, warp.there[turn % 2][from]);
   });
 }
@@ -173,7 +184,6 @@ inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
   const auto byte = [](int x) { return static_cast<unsigned>(std::clamp(x, -128, 127)) & 0xffu; };
   to = above << 16 | byte(high) << 8 | byte(low);
 }
-inline void copy(unsigned to, const void* from) { std::memcpy(at(to), from, 16); }
 inline void load_words(unsigned& a, unsigned& b, const void* from) {
   const unsigned* words = static_cast<const unsigned*>(from);
   a = words[0], b = words[1];
@@ -182,6 +192,38 @@ inline void load_words(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const
   load_words(a, b, from);
   load_words(c, d, static_cast<const unsigned*>(from) + 2);
 }
+inline void copy(unsigned to, const void* from, unsigned width = 16, unsigned bytes = 16) {
+  if (to % width || (bytes && reinterpret_cast<uintptr_t>(from) % width)) raise(SIGSEGV);
+  current->copies.back().push_back({to, from, width, bytes});
+}
+inline void close_copies() { current->copies.emplace_back(); }
+inline void finish(size_t groups) {
+  auto& all = current->copies;
+  for (size_t group = 0; group < groups; ++group) {
+    for (const Copy& each : all[group]) {
+      std::memset(at(each.to), 0, each.width);
+      std::memcpy(at(each.to), each.from, each.bytes);
+    }
+  }
+  all.erase(all.begin(), all.begin() + groups);
+}
+inline void wait_for_copies(unsigned ahead) { finish(std::max<size_t>(current->copies.size(), ahead + 1) - ahead - 1); }
+inline void wait_for_all_copies() {
+  close_copies();
+  wait_for_copies(0);
+}
+inline void load_if(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from, unsigned there) {
+  const uint4 words = there ? *static_cast<const uint4*>(from) : uint4{};
+  a = words.x, b = words.y, c = words.z, d = words.w;
+}
+inline void load_if(unsigned& a, unsigned& b, const void* from, unsigned there) {
+  const uint2 words = there ? *static_cast<const uint2*>(from) : uint2{};
+  a = words.x, b = words.y;
+}
+inline void load_if(unsigned& to, const void* from, unsigned there) {
+  to = there ? *static_cast<const unsigned*>(from) : 0;
+}
+inline void load_shared(int& to, unsigned from) { std::memcpy(&to, at(from), sizeof to); }
 inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) raise(SIGSEGV);
   std::memcpy(at(to), from, bytes);
@@ -191,6 +233,37 @@ inline void map_to(unsigned& to, unsigned address, unsigned rank) { to = address
 inline void send(unsigned to, float value, unsigned barrier) {
   std::memcpy(at(to), &value, sizeof value);
   barrier_complete(barrier, sizeof value);
+}
+
+// ---- Matrices in the registers of a warp, as the PTX ISA lays them out.
+inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
+  if (address % 16) raise(SIGSEGV);
+  exchange(address, [&](unsigned lane, auto get) {
+    unsigned* const to[] = {&a, &b, &c, &d};
+    for (unsigned i = 0; i < 4; ++i) std::memcpy(to[i], at(get(8 * i + lane / 4).first + lane % 4 * 4), 4);
+    return 0;
+  });
+}
+struct Bytes {
+  signed char a[4][4], b[2][4];  // A (16 x 32) and B (32 x 8), four neighbours of a row of A or a column of B each
+};
+inline void multiply_add_bytes(int& d0, int& d1, int& d2, int& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                               unsigned b0, unsigned b1) {
+  Bytes own;
+  const unsigned words[] = {a0, a1, a2, a3, b0, b1};
+  std::memcpy(&own, words, sizeof own);
+  exchange(own, [&](unsigned lane, auto get) {
+    int* const to[] = {&d0, &d1, &d2, &d3};
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned quad = k % 16 / 4;
+      for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        const Bytes left = get(row % 8 * 4 + quad).first, right = get(column * 4 + quad).first;
+        *to[i] += left.a[row / 8 + k / 16 * 2][k % 4] * right.b[k / 16][k % 4];
+      }
+    }
+    return 0;
+  });
 }
 
 // ---- Launches.
@@ -217,7 +290,7 @@ inline int run_cluster(uint3 first, unsigned cluster, unsigned order) {
         mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)));
   }
   std::memset(arena, 0xff, static_cast<size_t>(cluster) * STRIDE);
-  cluster_arrived = 0, cluster_alive = static_cast<unsigned>(threads.size()), blocks = cluster;
+  cluster_arrived = 0, cluster_turn = 0, cluster_alive = static_cast<unsigned>(threads.size()), blocks = cluster;
   for (unsigned b = 0; b < cluster; ++b) {
     all[b].index = {first.x + b, first.y, first.z};
     all[b].rank = b, all[b].alive = threads_of_block;
@@ -337,6 +410,7 @@ unsigned __match_any_sync(unsigned, T value) {
 }
 inline unsigned __clusterRelativeBlockRank() { return emulated::current->block->rank; }
 inline unsigned __clusterSizeInBlocks() { return emulated::blocks; }
+inline void __cluster_barrier_arrive() { emulated::cluster_arrive(); }
 inline void __cluster_barrier_arrive_relaxed() { emulated::cluster_arrive(); }
 inline void __cluster_barrier_wait() { emulated::cluster_wait(); }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, BLOCK, INDEX_TYPE, LIMIT_32, aligned, blocks
-from harness.collection.ops.gemm import _int8
+from harness.collection.ops.gemm import _int8, _int8_plan
 from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm, Order
@@ -130,6 +130,12 @@ def _eager_traffic(s: Symbols, _: int) -> Traffic:
 def _int32_traffic(s: Symbols, _: int) -> Traffic:
     operands, y = _elements(s)
     return Traffic(read=operands + 4 * y, written=4 * y + 2 * y)
+
+
+def _fused_traffic(s: Symbols, _: int) -> Traffic:
+    """Both operands, the scales of both, and y in float16."""
+    operands, y = _elements(s)
+    return Traffic(read=operands + 4 * (1 + _scales_of_weight(s)[0]), written=2 * y)
 
 
 def _by_torch(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -308,6 +314,19 @@ def int32_out_col4(ctx: Context) -> Launch:
 def int32_out_col32(ctx: Context) -> Launch:
     """The order for tensor cores of sm_80."""
     return _scaled(ctx, _to_int32(ctx.case, "COL32_2R_4R4"))
+
+
+@OP.variant(
+    "fused",
+    "a product of ours, which scales its sums in registers and writes float16; a scale for each channel, and any sizes",
+    rows=("S14",),
+    traffic=_fused_traffic,
+    unsupported=_int8_plan.obstacle,
+    tuning=_int8_plan.TUNING,
+)
+def fused(ctx: Context) -> Launch:
+    """Sums are scaled in the registers that they were made in, so no sum is written to memory."""
+    return _int8_plan.launch(ctx)
 
 
 _ALPHA = Tensor("alpha", _scales_of_weight, "float32")

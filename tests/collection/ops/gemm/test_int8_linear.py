@@ -11,8 +11,14 @@ from harness.collection.ops.gemm.int8_linear import OP
 from harness.cuda import cublaslt
 from harness.model import Case
 
-# Rows that are multiples of 8, of 4, and other rows.
-COMPILED = [{"M": 64, "K": 32, "N": n, "scales": scales} for n in (64, 36, 33) for scales in ("tensor", "channel")]
+# Rows that are multiples of 8, of 4, and other rows. Of `fused`: few rows and tiles of each size, with copies of each
+# width, alone and in clusters.
+COMPILED = [
+    *({"M": 64, "K": 32, "N": n, "scales": scales} for n in (64, 36, 33) for scales in ("tensor", "channel")),
+    *({"M": m, "K": k, "N": 1000, "scales": "channel"} for m in (8, 16, 64) for k in (4096, 1000, 1004, 1001)),
+    *({"M": m, "K": k, "N": 28_672, "scales": "channel"} for m in (1, 16) for k in (128, 4096, 1004)),
+    *({"M": m, "K": k, "N": 384, "scales": "channel"} for m in (777, 6272, 25_088, 401_408) for k in (128, 1000, 1004)),
+]
 LT = ["int32_out", "int32_out_col4", "int32_out_col32", "int8_out", "tuned"]
 SCALES = ["tensor", "channel"]
 SHAPES = [(17, 16, 8), (33, 32, 96), (64, 96, 100), (1000, 128, 384), (333, 512, 1536), (49, 3072, 768)]
@@ -280,6 +286,7 @@ def test_the_work_is_that_of_the_leanest_form():
     moved = {name: OP.traffic_of(variant, values, "float16").moved for name, variant in OP.variants.items()}
     assert moved["int8_out"] == operands + y + 4
     assert moved["int32_out"] == operands + 10 * y
+    assert moved["fused"] == operands + 2 * y + 8
     assert moved["float16"] == 2 * (operands + y)
 
 

@@ -108,7 +108,8 @@ class Server:
 
     def _begin(self) -> Asked | None:
         client, _ = self._connections.accept()
-        load()
+        if is_alone():
+            load()  # which may start threads
         with suppress(BrokenPipeError):
             client.sendall(b"y" if is_alone() else b"n")
         asked = received(client) if is_alone() else None

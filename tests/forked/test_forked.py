@@ -176,6 +176,21 @@ def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
     assert ran(WORKER, input=given, env=os.environ | forked).stdout == has
 
 
+@pytest.mark.parametrize(
+    ("asked", "without"),
+    [("not gpu and not slow", True), ("not gpu and slow", True), ("not gpu", True), ("gpu and not alone", False)],
+)
+def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_are_left_out(pytestconfig, asked, without):
+    """Their making, and torch in each worker, would take a minute of make test's time."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(HERE.parent / "conftest.py"))
+    assert conftest._without_gpu(types.SimpleNamespace(getoption={"markexpr": asked}.get)) == without
+
+
+def test_make_asks_for_tests_in_a_way_that_is_known():
+    makefile = (HERE.parents[1] / "Makefile").read_text(encoding="utf-8")
+    assert '-m "not gpu and $(SLOW)"' in makefile
+
+
 @pytest.mark.cold
 def test_a_test_that_is_marked_starts_real_ones(script):
     script.write_text(HAS_TORCH)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from glob import glob
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -51,9 +53,9 @@ def discover(package: str, offers: Sequence[str], nested: bool = False) -> dict[
 
 def _modules(package: str, nested: bool) -> Iterator[str]:
     home = Path(importlib.import_module(package).__file__ or "").parent
-    for file in home.glob(_NESTED if nested else "[!_]*.py"):
-        inside = file.relative_to(home).with_suffix("").parts
-        yield ".".join((package, *inside))
+    # Path.glob takes four times as long, and every process does this.
+    for file in glob(_NESTED if nested else "[!_]*.py", root_dir=home):  # noqa: PTH207
+        yield f"{package}.{file.removesuffix('.py').replace(os.sep, '.')}"
 
 
 def names(package: str) -> list[str]:
@@ -85,7 +87,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     checkout. What they name may have been left out, as the collection can be.
     """
     found = list(installed_entry_points(group=group))
-    others = [entry for entry in found if entry.dist is None or entry.dist.name != _DISTRIBUTION]
+    others = [entry for entry in found if entry.dist is None or _name_of(entry.dist) != _DISTRIBUTION]
     declared = _of_checkout()
     if declared is None:
         own = [entry for entry in found if entry not in others]
@@ -105,6 +107,12 @@ def installed_entry_points(group: str) -> Sequence[EntryPoint]:
 @cache
 def _read(group: str, _path: tuple[str, ...], _changes: tuple[int, ...]) -> tuple[EntryPoint, ...]:
     return tuple(metadata.entry_points(group=group))
+
+
+@cache
+def _name_of(distribution: metadata.Distribution) -> str:
+    """The name of an installed package, for which all that the package says of itself is parsed."""
+    return distribution.name
 
 
 def _changed(folder: str) -> int:

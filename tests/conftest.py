@@ -46,11 +46,14 @@ LONGEST = (
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """Where `-m "not gpu"` leaves tests out, they aren't made: they would be half of all tests."""
+    """Where `-m` leaves out tests that need a GPU, they aren't made: they would be half of all tests."""
     marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
-    if collector.config.getoption("markexpr") == "not gpu" and any(mark.name == "gpu" for mark in marks):
-        return []
-    return None
+    return [] if _without_gpu(collector.config) and any(mark.name == "gpu" for mark in marks) else None
+
+
+def _without_gpu(config: pytest.Config) -> bool:
+    """Whether tests that need a GPU are left out."""
+    return "not gpu" in str(config.getoption("markexpr")).split(" and ")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if sys.platform != "linux":
         return
-    if config.getoption("markexpr") == "not gpu":
+    if _without_gpu(config):
         # A GPU is used by workers that Python has started, as users' processes are.
         os.environ[WORKERS] = "1"
     if FOLDER not in os.environ:

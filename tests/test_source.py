@@ -145,27 +145,37 @@ def test_without_git_there_is_no_revision(package: Path, monkeypatch: pytest.Mon
 
 
 def ops_that_change(file: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Bundled ops whose code is another one after a change of the file, which lies in the checkout."""
-    before = unchanged()
+    """Bundled ops whose code is another one after a change of the file, which lies in the checkout.
+
+    An op for whose code the file wasn't read has the same code whatever the file holds.
+    """
     changed, read = ROOT / file, Path.read_bytes
+    before = {op: code for op, (code, files) in unchanged().items() if changed in files}
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
-    after = codes()
-    return {op for op in before if before[op] != after[op]}
+    return {op for op, code in before.items() if source.code(op, OPS[op].file) != code}
 
 
 @cache
-def unchanged() -> dict[str, Code]:
-    """The code of each bundled op, as the checkout has it."""
+def unchanged() -> dict[str, tuple[Code, set[Path]]]:
+    """The code of each bundled op, as the checkout has it, and the files that were read for the code."""
     source._imported.cache_clear()
     source._included.cache_clear()
-    return codes()
+    found, real, files = {}, Path.read_bytes, set()
+
+    def read(path: Path) -> bytes:
+        files.add(path)
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read)
+        for op in OPS.values():
+            files = set()
+            found[op.name] = (source.code(op.name, op.file), files)
+    return found
 
 
-def codes() -> dict[str, Code]:
-    return {op.name: source.code(op.name, op.file) for op in Catalogue().values()}
-
-
-EVERY = {op.name for op in Catalogue().values()}
+OPS = Catalogue()
+EVERY = set(OPS)
 ADDING = {"add_rms_norm", "add_rms_norm_quantize"}
 STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
 STEPS |= {

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -41,8 +41,9 @@ class Catalogue(Mapping[str, Op]):
                 if is_foreign(entry):
                     trial.first(what, partial(_modules_of, entry), "ops")
                 modules = _modules_of(entry)
+            adds = self._variants() > before
             for each in modules:
-                self._add(each, Path(each.__file__ or entry.value), adds=self._variants() > before)
+                self._add(each, Path(each.__file__ or entry.value), adds=adds)
         files = [file.resolve() for file in plugins]
         for file in files:
             with loading.of_file(file, self):
@@ -58,8 +59,7 @@ class Catalogue(Mapping[str, Op]):
 
     def _add(self, module: ModuleType, file: Path, *, adds: bool) -> None:
         """Add the ops that a module defines. adds: whether it added variants to ops that are here already."""
-        known = {id(op) for op in self._ops.values()}
-        found = [op for op in _ops_in(module) if id(op) not in known]
+        found = [op for op in _ops_in(module) if self._ops.get(op.name) is not op]
         if not found and not adds:
             advice = "assign an Op to a name at the top level (OP = Op(...)), or add a variant: harness.ops says how"
             raise UsageError(f"{file}: defines no op and adds no variant to one", advice)
@@ -68,7 +68,7 @@ class Catalogue(Mapping[str, Op]):
                 there = self._ops[op.name]
                 advice = f"rename it; or add a variant to the op that is there: @find('{op.name}').variant(...)"
                 raise at(op.place, f"there is an op named '{op.name}' already ({shown_place(there.place)})", advice)
-            op.file = file.resolve()
+            op.file = _resolved(file)
             self._ops[op.name] = LOADED[op.name] = op
 
     def __getitem__(self, name: str) -> Op:
@@ -94,6 +94,12 @@ def find(name: str) -> Op:
     if name not in ops:
         raise refusal(f"no op is named '{name}'", nearest(name, ops))
     return ops[name]
+
+
+@cache
+def _resolved(file: Path) -> Path:
+    """The file without links, for which the disk is asked about each folder above it."""
+    return file.resolve()
 
 
 def _ops_in(module: ModuleType) -> list[Op]:

@@ -267,7 +267,8 @@ run = hb.run("one.yaml", max_time=0.01, output="r", **asked)
 print(*run.frame()["status"], bool(run.run.limits), hb.compare(run, run.folder).geomean)
 """
     # The plug-in changes the process that loads it, so that limits take no time.
-    command = [sys.executable, "-c", program, str(ROOT / "tests" / "plugins" / "small.py")]
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py", str(ROOT / "tests" / "plugins" / "small.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["ok", "True", "1.0"], done.stderr

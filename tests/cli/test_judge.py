@@ -77,7 +77,7 @@ def test_a_model_that_is_wrong(harness: Harness, folder: Path) -> None:
         "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clone()\n"
     )
     program = (
-        "import sys\nfrom harness.cli import app\n"
+        f"import sys\nfrom harness.cli import app\nsys.executable = {sys.executable!r}\n"  # starts forked ones
         "code = app(sys.argv[1:], standalone_mode=False)\n"
         "print(code, 'torch' in sys.modules)"
     )

@@ -8,6 +8,7 @@ folder tells whether the modules below it are the loaded ones.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +19,19 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-NAMES = ("harness.cli", "harness.ops", "harness.processes.child", "harness.report", "harness.report.formats.plots")
+NAMES = (
+    "harness.processes.child",
+    "harness.ops",
+    "harness.cli",
+    "harness.scenario.checks",
+    "harness.runner",
+    "harness.report.build",
+    "harness.report.charts",
+    "harness.report.formats.plots",
+    "harness.report.web.document",
+)
+"""What is loaded, one after the other. A process gets what was loaded up to what it asks for, so those that measure,
+which look through all modules of the harness again and again, come first."""
 
 
 def forget(modules: Iterable[ModuleType]) -> None:
@@ -30,18 +43,37 @@ def forget(modules: Iterable[ModuleType]) -> None:
                 function.cache_clear()
 
 
+def loaded(name: str) -> dict[str, ModuleType]:
+    """Load a module of the harness, and tell what was loaded with it."""
+    before = set(sys.modules)
+    importlib.import_module(name)
+    if name == "harness.ops":
+        sys.modules[name].Catalogue()
+    return {name: sys.modules[name] for name in set(sys.modules) - before if name.startswith("harness.")}
+
+
+def warm() -> None:
+    """Draw a picture and colour sources, for fonts and regular expressions that are made at the first time."""
+    canvas = sys.modules["harness.report.canvas"]
+    with canvas.canvas(1.0, "") as (figure, _):
+        canvas.save(figure, Path(os.devnull))
+    for name in ("a.cu", "a.py"):
+        sys.modules["harness.report.web.sources"].highlighted(name, "x")
+
+
 class Preloaded(MetaPathFinder, Loader):
     """Finds modules of the harness among all that this process, or the process it is forked from, has loaded."""
 
     def __init__(self) -> None:
         """Load the harness that is installed, with all ops. Nothing is found if it can't be loaded."""
+        self._groups: list[dict[str, ModuleType]] = []
         self._modules: dict[str, ModuleType] = {}
         with suppress(Exception):  # the process that needs it will say so
-            for name in NAMES:
-                importlib.import_module(name)
-            sys.modules["harness.ops"].Catalogue()
+            groups = [loaded(name) for name in NAMES]
+            warm()
             self._folder = str(Path(sys.modules["harness"].__file__ or "").parent)
-            self._modules = {name: module for name, module in sys.modules.items() if name.startswith("harness.")}
+            self._groups = groups
+            self._modules = {name: module for group in self._groups for name, module in group.items()}
             forget(self._modules.values())
         for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
             del sys.modules[name]
@@ -57,12 +89,15 @@ class Preloaded(MetaPathFinder, Loader):
         if name not in self._modules or self._folder not in sys.modules["harness"].__path__:
             return None
         # All at once: what looks for a module in sys.modules, such as pydantic, doesn't import it.
-        for other, module in self._modules.items():
-            parent, _, last = other.rpartition(".")
-            if parent == "harness":
-                setattr(sys.modules[parent], last, module)
-            if other != name:
-                sys.modules.setdefault(other, module)
+        for group in self._groups:
+            for other in group.keys() & self._modules.keys():
+                parent, _, last = other.rpartition(".")
+                if parent == "harness":
+                    setattr(sys.modules[parent], last, group[other])
+                if other != name:
+                    sys.modules.setdefault(other, group[other])
+            if name in group:
+                break
         spec = spec_from_loader(name, self)
         if spec and hasattr(self._modules[name], "__path__"):
             spec.submodule_search_locations = list(self._modules[name].__path__)

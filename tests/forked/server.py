@@ -35,6 +35,7 @@ del sys.path[0]
 LOADED = (
     "torch",
     "torch._dynamo",
+    "torch._dynamo.backends.common",
     "pydantic.dataclasses",
     "pydantic.json_schema",
     "yaml",
@@ -43,6 +44,7 @@ LOADED = (
     "pandas.io.formats.csvs",
     "matplotlib.figure",
     "matplotlib.backends.backend_svg",
+    "hypothesis",
 )
 MOST_FILES = 253
 """What one message of a client may carry."""
@@ -106,7 +108,8 @@ class Server:
 
     def _begin(self) -> Asked | None:
         client, _ = self._connections.accept()
-        load()
+        if is_alone():
+            load()  # which may start threads
         with suppress(BrokenPipeError):
             client.sendall(b"y" if is_alone() else b"n")
         asked = received(client) if is_alone() else None

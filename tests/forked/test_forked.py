@@ -176,6 +176,21 @@ def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
     assert ran(WORKER, input=given, env=os.environ | forked).stdout == has
 
 
+@pytest.mark.parametrize(
+    ("asked", "without"),
+    [("not gpu and not slow", True), ("not gpu and slow", True), ("not gpu", True), ("gpu and not alone", False)],
+)
+def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_are_left_out(pytestconfig, asked, without):
+    """Their making, and torch in each worker, would take a minute of make test's time."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(HERE.parent / "conftest.py"))
+    assert conftest._without_gpu(types.SimpleNamespace(getoption={"markexpr": asked}.get)) == without
+
+
+def test_make_asks_for_tests_in_a_way_that_is_known():
+    makefile = (HERE.parents[1] / "Makefile").read_text(encoding="utf-8")
+    assert '-m "not gpu and $(SLOW)"' in makefile
+
+
 @pytest.mark.cold
 def test_a_test_that_is_marked_starts_real_ones(script):
     script.write_text(HAS_TORCH)
@@ -185,9 +200,9 @@ def test_a_test_that_is_marked_starts_real_ones(script):
 SAYS = """
 import sys
 import types
-print("harness.cli" in sys.modules)
+print("harness.processes.child" in sys.modules)
 import harness.report
-print("harness.cli" in sys.modules, harness.report.__file__)
+print("harness.processes.child" in sys.modules, "harness.report.charts" in sys.modules, harness.report.__file__)
 """
 
 
@@ -195,12 +210,12 @@ def test_it_has_the_harness_loaded_where_it_would_load_the_same_files(script, tm
     script.write_text(SAYS)
     for real_or_not, loaded in (({}, "True"), ({"FORKED_COLD": "1"}, "False")):
         said = ran([script], env=os.environ | real_or_not).stdout.split()
-        assert said == ["False", loaded, harness.report.__file__]
+        assert said == ["False", loaded, "False", harness.report.__file__]
     other = tmp_path / "harness" / "report.py"
     other.parent.mkdir()
     other.touch()
     (tmp_path / "harness" / "__init__.py").touch()
-    assert ran([script]).stdout.split() == ["False", "False", str(other)]
+    assert ran([script]).stdout.split() == ["False", "False", "False", str(other)]
 
 
 def test_a_loaded_module_that_is_run_runs_anew():

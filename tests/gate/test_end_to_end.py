@@ -99,13 +99,15 @@ def write_op(root: Path, name: str, passes: int = 1, more: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the harness and three ops of its own, committed."""
+    """A repository with the harness and ops of its own, committed."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("_data"))
     for op in (root / "harness" / "collection" / "ops").glob("*/[!_]*.py"):
         if op.stem not in ("copy", "__init__"):
             op.unlink()
-    shutil.rmtree(root / "harness" / "collection" / "peers")  # which add variants to ops that are gone
+    # What adds variants to ops that are gone, and what every process would load and no test here needs.
+    for part in ("peers", "steps"):
+        shutil.rmtree(root / "harness" / "collection" / part)
     (root / "kernels" / "access").mkdir(parents=True)
     (root / "kernels" / "access" / "copy.cu").write_text("// nothing is compiled here\n")
     (root / "scenarios").mkdir()
@@ -115,6 +117,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("steady", "changed", "removed", "dropped"):
         write_op(root, name, more=OTHER)
         (root / "scenarios" / f"{name}.yaml").write_text(SCENARIO.format(name=name))
+    write_op(root, "single")
+    (root / "scenarios" / "single.yaml").write_text(SCENARIO.format(name="single"))
     (root / "scenarios" / "steady.yaml").write_text(TWO.replace("{N: 2**14}", "{N: 2**14}, {N: 2**15}", 1))
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", ".")
@@ -281,7 +285,7 @@ def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> Non
 def test_a_base_that_speaks_otherwise_is_measured_by_the_working_tree_alone(repository: Path, gate: Gate) -> None:
     messages = repository / "harness" / "processes" / "messages.py"
     messages.write_text(messages.read_text().replace(f"VERSION = {VERSION}\n", "VERSION = 99\n"))
-    done = gate("--base=HEAD", "steady", *ON_CPU, WIDE, "--output=out")
+    done = gate("--base=HEAD", "single", *ON_CPU, WIDE, "--output=out")
     assert done.returncode == 3, done.stderr
     told = " ".join(done.stdout.split())
     assert "undecided (measuring): the code that measures both sides changed: harness/processes/messages.py" in told
@@ -296,11 +300,11 @@ def test_a_commit_that_makes_its_numbers_small_hides_no_slower_op(repository: Pa
     assert '"samples": tuple(self.samples),' in text
     small = text.replace("tuple(self.samples),", "tuple(seconds / 1000 for seconds in self.samples),")
     measure.write_text(small)
-    write_op(repository, "removed", passes=500, more=OTHER)
-    done = gate("--base=HEAD", "removed", *ON_CPU, MARGIN, "--output=out")
+    write_op(repository, "single", passes=500)
+    done = gate("--base=HEAD", "single", *ON_CPU, MARGIN, "--output=out")
     assert done.returncode == 1, done.stderr
     run = store.parse(GateRun, (repository / "out" / "gate.json").read_bytes())
-    assert outcomes(run)["removed/plain"] == "regressed"
+    assert outcomes(run) == {"single/plain": "regressed"}
     [measuring] = [finding for finding in run.findings if finding.rule == "measuring"]
     assert measuring.severity == "undecided"
     assert "changed: harness/measure.py; the kernels of the base are not measured alike" in measuring.message

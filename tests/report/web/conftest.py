@@ -79,29 +79,54 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page, and at the end fails if the page asked for anything, or wrote anything to the console."""
-    contexts, heard = [], []
+@pytest.fixture(scope="session")
+def tab(chromium: Any) -> Any:
+    """A page that tests share: a page of a test's own is a process of its own, which takes seconds to start."""
+    return chromium.new_page()
 
-    def open_page(file: Path, fragment: str = "", **fields: Any) -> Any:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **fields})
-        contexts.append(context)
-        page = context.new_page()
+
+@pytest.fixture
+def opened(chromium: Any, tab: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file, and at the end fails if the page asked for anything, or wrote anything to the console."""
+    heard: list[str] = []
+    files: list[Path] = []
+    pages: list[Any] = []
+    told: dict[str, Callable[[Any], None]] = {
+        "console": lambda message: heard.append(message.text),
+        "pageerror": lambda error: heard.append(str(error)),
+        "request": lambda request: heard.append(request.url) if _leaves(request.url, files) else None,
+    }
+
+    def open_page(
+        file: Path,
+        fragment: str = "",
+        size: tuple[int, int] = (1280, 900),
+        color_scheme: str = "light",
+        javascript: bool = True,
+    ) -> Any:
+        files.append(file)
+        page = tab if javascript else chromium.new_page(java_script_enabled=False)
         page.set_default_timeout(20_000)
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: heard.append(request.url) if _leaves(request.url, file) else None)
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(media="screen", color_scheme=color_scheme)
+        page.goto("about:blank")  # where a fragment alone differs, a page stays what it was
+        for event, listen in told.items() if page not in pages else ():
+            page.on(event, listen)
+        pages.append(page)
         page.goto(f"{file.as_uri()}{fragment}")
-        if fields.get("java_script_enabled", True):
+        if javascript:
             page.wait_for_function("() => document.documentElement.dataset.ready === 'yes'")
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in set(pages):
+        page.goto("about:blank")
+        for event, listen in told.items():
+            page.remove_listener(event, listen)
+        if page is not tab:
+            page.close()
     assert heard == []
 
 
-def _leaves(url: str, file: Path) -> bool:
-    return not url.startswith(("data:", file.as_uri()))
+def _leaves(url: str, files: list[Path]) -> bool:
+    return not url.startswith(("data:", "about:blank", *(file.as_uri() for file in files)))

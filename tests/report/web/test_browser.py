@@ -55,7 +55,7 @@ def test_the_first_screen_answers_who_is_behind(
 def test_every_answer_begins_on_the_first_screen(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
-    page = opened(page_file(norms), viewport={"width": 1280, "height": 800})
+    page = opened(page_file(norms), size=(1280, 800))
     for part in ("#answer", "#behind tbody tr:last-child", "#ops tbody tr", "#trust li", "#worst img"):
         box = page.locator(part).first.bounding_box()
         # The beginning of the picture, which is as tall as it has variants.
@@ -286,7 +286,7 @@ def test_the_page_is_never_wider_than_the_screen(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any], width: int
 ) -> None:
     run = replace(norms, header=replace(norms.header, git_revision="0123456789" * 9))
-    page = opened(page_file(run), f"#case={OURS}", viewport={"width": width, "height": 700})
+    page = opened(page_file(run), f"#case={OURS}", size=(width, 700))
     page.wait_for_selector("#drawer-body h3")
     page.evaluate(OPEN_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -296,7 +296,7 @@ def test_the_page_is_never_wider_than_the_screen(
 def test_without_javascript_the_answer_and_all_tables_are_there(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
-    page = opened(page_file(norms), java_script_enabled=False)
+    page = opened(page_file(norms), javascript=False)
     assert "4 of 12" in page.inner_text("#answer")
     assert not page.locator("#bar").is_visible()
     page.locator("summary", has_text="Fastest variants").click()

@@ -45,9 +45,11 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     status: Status = "ok"
     found: dict[str, Any]
     try:
-        with session:
+        with intact.settings_kept(), session:
             ready(session, unaligned=not timed)
             found = _timed(session, job.timing) if timed else {"kernels": session.kernels}
+            if wrong := session.group.verdict(None if timed else intact.replaced()):
+                raise EndedError("wrong", wrong)
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
     return made(session, status, found, process)
@@ -75,6 +77,7 @@ def made(session: Session, status: Status, found: Mapping[str, Any], process: in
 
 def ready(session: Session, *, unaligned: bool = False) -> None:
     """Prepare the case and check it, on unaligned tensors too if asked for. Raises EndedError if it is wrong."""
+    intact.watch(f"op '{session.op.name}'", session.op)
     session.prepare()
     if wrong := session.check() or (session.check_unaligned() if unaligned else None):
         raise EndedError("wrong", wrong)

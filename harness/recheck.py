@@ -7,6 +7,7 @@ timed runs once more, and what it leaves is compared with what these inputs must
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ _SLOWER, _LEAST, _LEAST_ON_HOST = {3: 1.5, 4: 1.3, 5: 1.2}, 1.1, 1.5
 caches do. A host's caches do more: what was written last lies in the nearest one."""
 
 
+_WHILE = 5e-3  # seconds in which calls are made that are timed as the check makes them
 _SAVED, _BEGINNING = 1.5, 50e-6
 """How many times as long a call must take where it is made once, to be told from noise, and by how many seconds at
 least all calls together: the beginning of a graph, which a longer one has once too, takes a few microseconds."""
@@ -252,6 +254,25 @@ class Recheck:
         for call in (batch.replay,) if batch.replay else calls:
             call()
         return clock.between([begin, clock.mark()])[0]
+
+
+def pace(rotation: Rotation, batch: Batch, device: Device) -> float:
+    """Seconds of a call where the check makes it: once around the sets, in a batch's number of calls, or for a while.
+
+    A graph's calls have no such time: code of the host doesn't run in them.
+    """
+    if batch.timer == "launch":
+        return min(batch.run(1 if batch.seconds >= _QUICK else _ROUNDS))
+    device.synchronize()
+    end, made = time.monotonic() + _WHILE, 0
+    begin = device.clock.mark()
+    for call in itertools.islice(itertools.cycle(rotation.calls), batch.calls):
+        call()
+        made += 1
+        if time.monotonic() > end:
+            break
+    (elapsed,) = device.clock.between([begin, device.clock.mark()])
+    return elapsed / made
 
 
 def _is_saving(once: float, each: float, calls: int) -> bool:

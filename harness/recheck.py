@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MOST = 8  # sets whose results are compared, if there is time
 _FEWEST_ROUNDS, _ROUNDS = 3, 7  # of calls on new inputs, and on inputs that they have seen
 _PATIENCE = 10.0  # seconds beyond its time for which a suspicion is looked into
+_LOOK = 1.0  # seconds that a look at new inputs beside seen ones may take, however little time there is
 _QUICK = 20e-3  # seconds of a call from which on it isn't made again alone
 _SLOWER, _LEAST, _LEAST_ON_HOST = {3: 1.5, 4: 1.3, 5: 1.2}, 1.1, 1.5
 """By rounds: how many times as long calls on new inputs must take, in every round, to be told from noise, and from what
@@ -98,7 +99,7 @@ class Recheck:
         rotation.renew([0])
         self._device.synchronize()
         each = group.agree(time.monotonic() - begin + self._batch.seconds / self._batch.calls)
-        if 2 * (_FEWEST_ROUNDS + 1) * each > seconds:
+        if 2 * (_FEWEST_ROUNDS + 1) * each > max(seconds, _LOOK):
             return None
         calls = rotation.calls[: max(1, int(seconds / (2 * _ROUNDS * each)))]
         single = self._device.batch(calls, timer=self._batch.timer, keep=len(calls), seconds=0.0, group=group)

@@ -258,7 +258,7 @@ class Recheck:
 
 
 def pace(rotation: Rotation, batch: Batch, device: Device) -> float:
-    """Seconds of a call where the check makes it: once around the sets, in a batch's number of calls, or for a while.
+    """Seconds of a call where the check makes it, in a batch as the samples are, or in fewer calls if they take long.
 
     A graph's calls have no such time: code of the host doesn't run in them.
     """
@@ -273,7 +273,9 @@ def pace(rotation: Rotation, batch: Batch, device: Device) -> float:
         if time.monotonic() > end:
             break
     (elapsed,) = device.clock.between([begin, device.clock.mark()])
-    return elapsed / made
+    each = elapsed / made
+    # Results that a batch keeps, and memory that it takes anew, make a call twice as long or half.
+    return each if each * batch.calls > _LOOK else batch.run(1)[0]
 
 
 def _is_saving(once: float, each: float, calls: int) -> bool:

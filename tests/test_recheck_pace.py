@@ -54,17 +54,18 @@ def paced(now: Now, batch: Batch, each: float = MS) -> tuple[float, list[int]]:
 
 
 def no_samples(_: int) -> list[float]:
-    raise AssertionError("the batch is timed as a whole")
+    raise AssertionError("the whole batch would take too long")
 
 
 def test_calls_rotate_as_in_a_batch_and_end_with_it(now):
-    found, made = paced(now, Batch(no_samples, 4, "host", 1.0))
-    assert (found, made, now.waited) == (pytest.approx(MS), [0, 1, 2, 0], 1)
+    found, made = paced(now, Batch(lambda count: [7.0] * count, 4, "host", 1.0))
+    assert (found, made, now.waited) == (7.0, [0, 1, 2, 0], 1), "then a sample is taken as the others were"
 
 
 def test_calls_end_when_they_have_taken_long_enough(now):
-    found, made = paced(now, Batch(no_samples, 1000, "steady", 1.0), each=2 * MS)
+    found, made = paced(now, Batch(no_samples, 501, "steady", 1.0), each=2 * MS)
     assert (found, made) == (pytest.approx(2 * MS), [0, 1, 2])
+    assert paced(now, Batch(lambda count: [7.0] * count, 499, "steady", 1.0), each=2 * MS)[0] == 7.0
 
 
 @pytest.mark.parametrize(("seconds", "samples"), [(MS, 7), (20 * MS, 1)])
@@ -108,18 +109,18 @@ def test_nothing_is_told_of_graphs_of_ranks_and_of_ops_without_tensors(monkeypat
     assert sampler([], **parts)._pretended() is None
 
 
-def test_a_suspicion_five_times_in_a_row_is_told(monkeypatch):
-    paces = [9 * MS] * 5
+def test_a_suspicion_nine_times_in_a_row_is_told(monkeypatch):
+    paces = [9 * MS] * 9
     monkeypatch.setattr(recheck, "pace", lambda *_: paces.pop())
-    said = sampler([MS] * 5)._pretended()
+    said = sampler([MS] * 9)._pretended()
     assert said.startswith("calls take 9.000 ms where they are checked, 1.000 ms in the samples")
     assert not paces
 
 
 def test_one_time_as_in_the_samples_is_enough(monkeypatch):
-    paces = [MS, *[9 * MS] * 4]
+    paces = [MS, *[9 * MS] * 8]
     monkeypatch.setattr(recheck, "pace", lambda *_: paces.pop())
-    assert sampler([MS] * 4)._pretended() is None
+    assert sampler([MS] * 8)._pretended() is None
 
 
 def test_samples_are_taken_anew_where_they_too_would_take_longer_now(monkeypatch):

@@ -182,9 +182,12 @@ def _of_other_values(ctx: Context, t: Tensors, encode: Callable[[Context, Tensor
 
 
 def _differs(found: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether tensors of two encodings have other values."""
+    """Whether tensors or numbers of two encodings have other values."""
     first, second = data.tensors(found), data.tensors(other)
-    return len(first) != len(second) or not all(map(contract.same, first, second))
+    numbers = [
+        {name: value for name, value in one.items() if isinstance(value, (int, float))} for one in (found, other)
+    ]
+    return len(first) != len(second) or not all(map(contract.same, first, second)) or numbers[0] != numbers[1]
 
 
 def _variant(sheet: Sheet) -> Callable[[Context], Launch]:

@@ -128,3 +128,16 @@ def test_samples_are_taken_anew_where_they_too_would_take_longer_now(monkeypatch
     made = sampler([9 * MS])
     assert made._pretended() is None
     assert made.samples == [9 * MS]
+
+
+def test_the_limits_themselves_are_within_them(now, monkeypatch):
+    """An eighth of a second a call: two are as long as allowed, and the whole batch of eight takes a second."""
+    monkeypatch.setattr(recheck, "_WHILE", 0.25)
+    asked: list[int] = []
+
+    def run(count: int) -> list[float]:
+        asked.append(count)
+        return [7.0] * count
+
+    assert paced(now, Batch(run, 8, "host", 1.0), each=0.125) == (7.0, [0, 1, 2])
+    assert asked == [1]

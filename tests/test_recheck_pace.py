@@ -82,7 +82,7 @@ def test_calls_that_are_timed_alone_are_timed_so_here(now, seconds, samples):
 
 @pytest.mark.parametrize(
     ("checked", "usual", "longer"),
-    [(1.6 * MS, MS, True), (1.5 * MS, MS, False), (9e-7, 5e-7, False), (1.1e-6, 5e-7, True)],
+    [(1.6 * MS, MS, True), (1.5 * MS, MS, False), (9e-7, 5e-7, False), (1.1e-6, 5e-7, True), (5e-7, 0.0, False)],
 )
 def test_what_is_surely_longer(checked, usual, longer):
     assert measure._is_longer(checked, usual) == longer
@@ -141,3 +141,12 @@ def test_the_limits_themselves_are_within_them(now, monkeypatch):
 
     assert paced(now, Batch(run, 8, "host", 1.0), each=0.125) == (7.0, [0, 1, 2])
     assert asked == [1]
+
+
+def test_single_samples_that_took_long_count_for_nothing(monkeypatch):
+    paces = [9 * MS] * 9
+    monkeypatch.setattr(recheck, "pace", lambda *_: paces.pop())
+    made = sampler([])
+    made.samples = [MS, MS, 100 * MS]
+    made._clocks = SimpleNamespace(run=lambda *_: [MS, MS, 100 * MS])
+    assert made._pretended()

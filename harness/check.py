@@ -174,8 +174,11 @@ def _wanted(ctx: Context, before: SimpleNamespace, own: SimpleNamespace) -> Iter
 def _expected(ctx: Context, own: SimpleNamespace, wanted: dict[str, Any]) -> Iterator[Expected | str]:
     """The reference's tensors, each with the tolerance of the case's dtype."""
     tolerance = ctx.op.tolerance.get(ctx.case.dtype, TOLERANCE.get(ctx.case.dtype, (0.0, 0.0)))
+    variant = ctx.op.variants.get(ctx.case.variant)
     for name, want in wanted.items():
         got = getattr(own, name)
+        if variant and not (variant.is_library or variant.decode) and (lies := _strided(name, got)):
+            yield lies
         if not isinstance(want, (list, tuple)):
             yield from _parts(name, got, want, tolerance)
         elif len(got) != len(want):
@@ -188,6 +191,20 @@ def _expected(ctx: Context, own: SimpleNamespace, wanted: dict[str, Any]) -> Ite
         if tensor.name not in wanted:
             advice = "return it too, or give the op a check"
             yield f"{tensor.name}: the reference gives no value for it, so it can't be checked: {advice}"
+
+
+def _strided(name: str, got: Any) -> str | None:
+    """A complaint about an output whose elements don't lie in order, as those of a transpose that copies nothing."""
+    for part in got if isinstance(got, (list, tuple)) else (got,):
+        if not is_in_order(part):
+            return f"{name} has the strides {part.stride()}: its elements must lie in order; return {name}.contiguous()"
+    return None
+
+
+def is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether elements lie in memory in the order of their indices, the last index first; there may be gaps."""
+    strides = [stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1]
+    return strides == sorted(strides, reverse=True)
 
 
 def _parts(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> Iterator[Expected]:

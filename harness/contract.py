@@ -194,12 +194,12 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
-    one, other = _bits(one), _bits(other)
+    one, other = bits(one), bits(other)
     chunks = range(0, one.numel(), comparer.CHUNK)
     return all(bool((one[i : i + comparer.CHUNK] == other[i : i + comparer.CHUNK]).all()) for i in chunks)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in one dimension, as integers of their size."""
     import torch
 

@@ -1,49 +1,133 @@
 """Whether what times rest on is what was there before any code of a user ran.
 
-Python lets a variant replace it: torch's clock, the comparison, the statistics. `remember` notes the functions, classes
-and constants of the instrument, and the functions of torch's CUDA module, of its tensors, and of the clocks; `replaced`
-names what differs. This finds what a variant does by mistake or for show. No check in the process of a variant can hold
-one that wants to hide; nothing in Python can.
+Python lets a variant replace it: torch's clock, the comparison, the statistics, the layers that a reference is made of,
+the numbers that inputs are drawn by. `remember` notes the functions, classes and constants of the instrument, and the
+functions of the modules of torch and of Python that it rests on; `watch` notes the op of a case. `replaced` names what
+differs. This finds what a variant does by mistake or for show. No check in the process of a variant can hold one that
+wants to hide; nothing in Python can.
 """
 
 from __future__ import annotations
 
 import builtins
+import copy
+import functools
+import itertools
 import json
+import math
+import random
+import secrets
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-_OF_TORCH = ("torch", "torch.cuda", "torch.cuda.streams", "torch.cuda.graphs")
+_OF_TORCH = (
+    "torch", "torch.cuda", "torch.cuda.streams", "torch.cuda.graphs", "torch.fft", "torch.linalg",
+    "torch.nn.functional", "torch.random", "torch.special",
+)  # fmt: skip
+_LAYERS = "torch.nn.modules."
+_OF_PYTHON = (builtins, copy, functools, itertools, json, math, random, secrets, statistics, time)
+_STATE = "state"
 _CLOCK = "torch.cuda.streams.Event"
-_CALLED = (FunctionType, BuiltinFunctionType, MethodType, type, classmethod, staticmethod, property)
+_WRAPPING = {MethodType, classmethod, staticmethod}
+_IMMUTABLE = 1 << 8  # a flag of types whose functions Python itself keeps
 _NOTHING = object()
+_UNBELIEVED = "what it measured can't be believed"
 _remembered: dict[str, dict[str, tuple[Any, Any]]] = {}
+_others: dict[str, ModuleType] = {}
+_watched: dict[str, tuple[Any, dict[str, Any]]] = {}
 
 
-def remember() -> None:
-    """Note what is there now. Modules that are loaded later are noted when `replaced` first sees them."""
+def remember(others: Iterable[ModuleType] = ()) -> None:
+    """Note what is there now. Modules that are loaded later are noted when `replaced` first sees them.
+
+    others: modules that are nobody's of these, and must stay as they are too.
+    """
+    _others.update((module.__name__, module) for module in others)
     for owner, things in _things():
         _remembered.setdefault(owner, things)
+
+
+def watch(name: str, thing: Any) -> None:
+    """Note the fields of a dataclass, in place of what had the name before."""
+    _watched[name] = thing, _noted(thing)
 
 
 def replaced() -> str | None:
     """The first thing that isn't as it was noted, or a mode of torch that is on, as a complaint; None if all is well.
 
-    A name that is new where functions were noted counts, too: it hides a function of a base class, or of Python.
+    A name that is new where functions were noted counts, too, where it hides a function of a base class, or of Python.
     """
     for owner, things in _things() if _remembered else ():
         known = _remembered.setdefault(owner, things)
-        for name, (value, inside) in things.items():
+        # What can't be called any more is gone.
+        for name, (value, inside) in (things | dict.fromkeys(known.keys() - things.keys(), (None, None))).items():
             before, then = known.get(name, (_NOTHING, None))
+            if before is _NOTHING and not _hides(owner, name):
+                continue
             if inside != then if before is value else not _is_of_torch(owner, value):
                 # A function whose code was changed is found in every module that has it.
                 home = value.__module__ if before is value and isinstance(value, FunctionType) else owner
-                return f"{home}.{name} was replaced while the case ran: what it measured can't be believed"
+                what = name if owner == _STATE else f"{home}.{name}"
+                return f"{what} was {'changed' if owner == _STATE else 'replaced'} while the case ran: {_UNBELIEVED}"
+    for name, (thing, then) in _watched.items():
+        if changed := next((field for field, value in _noted(thing).items() if value != then[field]), ""):
+            return f"{name}: '{changed}' was changed while the case ran: {_UNBELIEVED}"
     return _mode()
+
+
+def precisions() -> tuple[Any, ...]:
+    """The parts of torch that may round float32 in products: 'ieee' in their `fp32_precision` forbids that."""
+    torch: Any = sys.modules["torch"]
+    libraries = torch.backends.cudnn, torch.backends.mkldnn
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    return (*products, *(one for of in libraries for one in (of.conv, of.rnn)))
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Give torch its settings back in the end, so that what a variant sets makes no other case faster or slower."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    reduced = [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")]
+    places = [(part, "fp32_precision") for part in precisions()] + [(products, name) for name in reduced]
+    places += [(cudnn, name) for name in ("enabled", "benchmark", "deterministic")]
+    calls: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+    ]
+    calls += [(partial(getattr, owner, name), partial(setattr, owner, name)) for owner, name in places]
+    before = [_setting(read) for read, _ in calls]
+    try:
+        yield
+    finally:
+        for (read, write), value in zip(calls, before, strict=True):
+            if value is not _NOTHING and _setting(read) != value:
+                write(value)
+
+
+def _setting(read: Callable[[], Any]) -> Any:
+    """A setting's value; nothing where torch refuses to tell, since it was set in the older and the newer way."""
+    try:
+        return read()
+    except RuntimeError:
+        return _NOTHING
+
+
+def _hides(owner: str, name: str) -> bool:
+    """Whether a new name hides something: a class's that of a base class, a module's that of Python's builtins."""
+    return owner not in sys.modules or (owner != builtins.__name__ and name in _remembered[builtins.__name__])
 
 
 def _mode() -> str | None:
@@ -59,25 +143,33 @@ def _mode() -> str | None:
 
 
 def _is_of_torch(owner: str, value: Any) -> bool:
-    """Whether torch wrote it, which replaces functions of its own when its compiler is loaded; but never the clock."""
+    """Whether torch wrote it, which replaces functions of its own when its compiler is loaded; but never the clock.
+
+    What was there before under another name isn't written for that.
+    """
     module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else getattr(value, "__module__", "")
-    return owner.startswith("torch") and owner != _CLOCK and str(module).split(".")[0] == "torch"
+    if not owner.startswith("torch") or owner == _CLOCK or str(module).split(".")[0] != "torch":
+        return False
+    return not any(value is other for things in _remembered.values() for other, _ in things.values())
 
 
 def _things() -> Iterator[tuple[str, dict[str, tuple[Any, Any]]]]:
     """Each module and class with its functions, and its constants if it is the instrument's.
 
-    Each is noted as itself, and what is inside: a function's code, a constant's value.
+    Each is noted as itself, and what is inside: a function's code and defaults, a constant's value.
     """
     torch = sys.modules.get("torch")
+    if torch is not None:  # first, since a setting has functions replaced as well
+        yield _STATE, {name: (None, value) for name, value in _state(torch)}
     own = [module for name, module in sorted(sys.modules.items()) if _is_instrument(name, module)]
-    of_torch = [sys.modules[name] for name in _OF_TORCH if name in sys.modules]
-    owners: list[Any] = [*own, *of_torch, builtins, json, statistics, time]
-    for place, owner in enumerate(owners):
+    of_torch = [module for name, module in sorted(sys.modules.items()) if name in _OF_TORCH or name.startswith(_LAYERS)]
+    for place, owner in enumerate((*own, *of_torch, *_OF_PYTHON, *_others.values())):
         functions = _called(owner)
+        if owner is torch:
+            functions["default_generator"] = torch.default_generator, None
         yield owner.__name__, functions | (_constants(owner) if place < len(own) else {})
         for name, (value, _) in functions.items():
-            if isinstance(value, type) and value.__module__ == owner.__name__:
+            if isinstance(value, type) and value.__module__ == owner.__name__ and not value.__flags__ & _IMMUTABLE:
                 yield f"{owner.__name__}.{name}", _called(value)
     if torch is not None:
         yield "torch.Tensor", _called(torch.Tensor)
@@ -89,11 +181,46 @@ def _is_instrument(name: str, module: ModuleType) -> bool:
     return name.startswith("harness.") and not name.startswith("harness.collection")
 
 
+def _state(torch: Any) -> Iterator[tuple[str, object]]:
+    """What else changes what calls do, or the numbers that inputs are drawn as: each in words, with its value."""
+    yield "torch's default dtype", torch.get_default_dtype()
+    # Meta has no values, and torch's compiler enters itself there.
+    own = sorted(name for name in torch.library._impls if name.startswith("aten/") and not name.endswith("/Meta"))
+    yield "a function of torch's dispatcher", tuple(own)
+    monitoring = getattr(sys, "monitoring", None)
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    yield "what Python calls at each call (sys.setprofile, sys.settrace)", (sys.getprofile(), sys.gettrace(), *tools)
+
+
 def _called(owner: Any) -> dict[str, tuple[Any, Any]]:
-    called = {name: value for name, value in list(vars(owner).items()) if isinstance(value, _CALLED)}
-    return {
-        name: (value, getattr(getattr(value, "__func__", value), "__code__", None)) for name, value in called.items()
-    }
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in list(vars(owner).items()):
+        kind = type(value)
+        if kind is FunctionType:
+            found[name] = value, _inside(value)
+        elif kind in _WRAPPING:
+            found[name] = value, _inside(value.__func__)
+        elif kind is property or callable(value):
+            found[name] = value, None
+    return found
+
+
+def _inside(function: Any) -> tuple[Any, ...] | None:
+    """A function's code, and the defaults of its parameters."""
+    if type(function) is not FunctionType:
+        return None
+    named = function.__kwdefaults__
+    return function.__code__, function.__defaults__, tuple(named.items()) if named else None
+
+
+def _noted(thing: Any) -> Any:
+    """A copy of what a dataclass, a dict or a list holds, all the way down; anything else as it is."""
+    if is_dataclass(thing) and not isinstance(thing, type):
+        # A field that isn't shown is no part of what it is, such as the variants that other files add to an op.
+        return {field.name: _noted(getattr(thing, field.name)) for field in fields(thing) if field.repr}
+    if isinstance(thing, dict):
+        return {key: _noted(value) for key, value in thing.items()}
+    return [_noted(value) for value in thing] if isinstance(thing, (list, tuple)) else thing
 
 
 def _constants(module: ModuleType) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
-from harness import stats
+from harness import intact, stats
 from harness.devices import Device
 from harness.measure import Sampler, made, ready
 from harness.model import Case, Measurement, Status, Timing
@@ -69,7 +69,7 @@ def interleaved(
     found: dict[str, dict[str, object]] = {}
     status: dict[str, Status] = {}
     rounds: dict[str, list[float]] = {}
-    with ExitStack() as stack:
+    with intact.settings_kept(), ExitStack() as stack:
         samplers: dict[str, Sampler] = {}
         for session in sessions:
             stack.enter_context(session)

@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from harness import intact, stats, units
+from harness import intact, recheck, stats, units
 from harness.clocks import Clocks, left_behind
 from harness.devices import Batch, Device
 from harness.model import Conditions, Job, Measurement, Status, Timing
@@ -27,6 +27,10 @@ _WARM_SECONDS = 0.05
 _CALL_ROUNDS = 5
 _LONGEST_ADVISED = 60.0  # seconds of sampling that a user may be willing to wait for
 _RECHECK_SHARE = 0.1  # of a case's time until then, which the check of the timed calls may take
+_SUSPICIONS = 9  # in a row, from which on calls are taken to tell the check from the timing
+_FEW = 3  # samples beside a suspicion
+_LONGER = 1.5  # times as long as usual a call must take, to be told from noise
+_OF_A_LOOP = 5e-7  # seconds that a loop in Python takes beside each call
 _SHORT = 100e-6  # seconds of a call below which the cost of timing it alone shows
 
 _Samples = list[float]
@@ -45,9 +49,11 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     status: Status = "ok"
     found: dict[str, Any]
     try:
-        with session:
+        with intact.settings_kept(), session:
             ready(session, unaligned=not timed)
             found = _timed(session, job.timing) if timed else {"kernels": session.kernels}
+            if wrong := session.group.verdict(None if timed else intact.replaced()):
+                raise EndedError("wrong", wrong)
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
     return made(session, status, found, process)
@@ -75,6 +81,7 @@ def made(session: Session, status: Status, found: Mapping[str, Any], process: in
 
 def ready(session: Session, *, unaligned: bool = False) -> None:
     """Prepare the case and check it, on unaligned tensors too if asked for. Raises EndedError if it is wrong."""
+    intact.watch(f"op '{session.op.name}'", session.op)
     session.prepare()
     if wrong := session.check() or (session.check_unaligned() if unaligned else None):
         raise EndedError("wrong", wrong)
@@ -158,7 +165,7 @@ class Sampler:
         if wrong := session.group.verdict(intact.replaced() or self._clocks.complaint(may_leave=may_leave) or late):
             raise EndedError("wrong", wrong)
         seconds = _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)
-        if wrong := session.recheck(self._rotation, batch, seconds):
+        if wrong := session.recheck(self._rotation, batch, seconds) or self._pretended():
             raise EndedError("wrong", wrong)
         session.report()
         _judge_samples(session, self.samples, timing)
@@ -175,6 +182,33 @@ class Sampler:
             "after": after,
             "kernels": session.kernels,
         }
+
+    def _pretended(self) -> str | None:
+        """A complaint if calls take longer where they are checked than where they are timed.
+
+        Code that looks who calls it may do the work in the check alone. Where calls take longer than the samples say
+        wherever they are made, the samples are taken anew: the machine has other work now, or the calls waited for the
+        samples to end. Nothing is told of a graph, in which no code of the host runs, and of several ranks.
+        """
+        session, batch = self._session, self._batch
+        if batch.replay or session.group.size > 1 or not (session.op.inputs or session.op.outputs):
+            return None
+        for _ in range(_SUSPICIONS):
+            checked, usual = recheck.pace(self._rotation, batch, session.device), statistics.median(self.samples)
+            if not _is_longer(checked, usual):
+                return None
+            if _is_longer(statistics.median(self._clocks.run(batch, _FEW)), usual):
+                self.samples.clear()
+                self.sample()
+        return (
+            f"calls take {units.seconds(checked)} where they are checked, {units.seconds(usual)} in the samples: they "
+            "do less work where they are timed"
+        )
+
+
+def _is_longer(checked: float, usual: float) -> bool:
+    """Whether a call took surely longer than it usually does."""
+    return checked > _LONGER * usual and checked - usual > _OF_A_LOOP
 
 
 def _warm_batch(session: Session, calls: Sequence[Callable[[], object]]) -> Batch:

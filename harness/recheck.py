@@ -7,6 +7,7 @@ timed runs once more, and what it leaves is compared with what these inputs must
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 _MOST = 8  # sets whose results are compared, if there is time
 _FEWEST_ROUNDS, _ROUNDS = 3, 7  # of calls on new inputs, and on inputs that they have seen
 _PATIENCE = 10.0  # seconds beyond its time for which a suspicion is looked into
+_LOOK = 1.0  # seconds that a look at new inputs beside seen ones may take, however little time there is
 _QUICK = 20e-3  # seconds of a call from which on it isn't made again alone
 _SLOWER, _LEAST, _LEAST_ON_HOST = {3: 1.5, 4: 1.3, 5: 1.2}, 1.1, 1.5
 """By rounds: how many times as long calls on new inputs must take, in every round, to be told from noise, and from what
 caches do. A host's caches do more: what was written last lies in the nearest one."""
 
 
+_WHILE = 5e-3  # seconds in which calls are made that are timed as the check makes them
 _SAVED, _BEGINNING = 1.5, 50e-6
 """How many times as long a call must take where it is made once, to be told from noise, and by how many seconds at
 least all calls together: the beginning of a graph, which a longer one has once too, takes a few microseconds."""
@@ -96,7 +99,7 @@ class Recheck:
         rotation.renew([0])
         self._device.synchronize()
         each = group.agree(time.monotonic() - begin + self._batch.seconds / self._batch.calls)
-        if 2 * (_FEWEST_ROUNDS + 1) * each > seconds:
+        if 2 * (_FEWEST_ROUNDS + 1) * each > max(seconds, _LOOK):
             return None
         calls = rotation.calls[: max(1, int(seconds / (2 * _ROUNDS * each)))]
         single = self._device.batch(calls, timer=self._batch.timer, keep=len(calls), seconds=0.0, group=group)
@@ -252,6 +255,27 @@ class Recheck:
         for call in (batch.replay,) if batch.replay else calls:
             call()
         return clock.between([begin, clock.mark()])[0]
+
+
+def pace(rotation: Rotation, batch: Batch, device: Device) -> float:
+    """Seconds of a call where the check makes it, in a batch as the samples are, or in fewer calls if they take long.
+
+    A graph's calls have no such time: code of the host doesn't run in them.
+    """
+    if batch.timer == "launch":
+        return min(batch.run(1 if batch.seconds >= _QUICK else _ROUNDS))
+    device.synchronize()
+    end, made = time.monotonic() + _WHILE, 0
+    begin = device.clock.mark()
+    for call in itertools.islice(itertools.cycle(rotation.calls), batch.calls):
+        call()
+        made += 1
+        if time.monotonic() > end:
+            break
+    (elapsed,) = device.clock.between([begin, device.clock.mark()])
+    each = elapsed / made
+    # Results that a batch keeps, and memory that it takes anew, make a call twice as long or half.
+    return each if each * batch.calls > _LOOK else batch.run(1)[0]
 
 
 def _is_saving(once: float, each: float, calls: int) -> bool:

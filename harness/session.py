@@ -63,9 +63,7 @@ class _Prepared:
 
 
 class Session:
-    """A context manager that makes one case ready in steps.
-
-    They are `obstacle`, `prepare`, `check`, `extremes`, `rotation` and `recheck`, in this order.
+    """A context manager that readies one case in steps: obstacle, prepare, check, extremes, rotation, recheck.
 
     When it ends, also by an error, what the variant deferred is closed, and the memory is given back. Keep no call of a
     session after its end: calls hold buffers.
@@ -342,6 +340,8 @@ class Session:
     def _ready(self) -> tuple[Context, _Prepared]:
         if self._ctx is None or self._prepared is None:
             raise RuntimeError(f"{self.case.id}: call prepare() first")
+        if self._ctx.op is not self.op or self._ctx.case is not self.case:
+            raise EndedError("wrong", "the context has another op or another case than it was made with")
         return self._ctx, self._prepared
 
     def _call_once(self, launch: Launch, tensors: SimpleNamespace) -> Any:

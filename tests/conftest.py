@@ -195,7 +195,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
-    monkeypatch.setattr("harness.intact._remembered", {})
+    for noted in ("_remembered", "_others", "_watched"):
+        monkeypatch.setattr(f"harness.intact.{noted}", {})
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import statistics
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +17,14 @@ from tests.exploits import Exploit, Work
 REPLACED: dict[str, tuple[Any, str, Any, str]] = {
     "replaced_statistics": (stats, "relative_width", lambda *_: 0.0, "harness.stats.relative_width"),
     "replaced_median": (statistics, "median", lambda _: 1e-9, "statistics.median"),
-    "replaced_measuring": (measure, "_sample", lambda *_: ([1e-9] * 20, "interval"), "harness.measure._sample"),
+    "replaced_measuring": (measure.Sampler, "sample", lambda *_: "interval", "harness.measure.Sampler.sample"),
     "replaced_check": (recheck.Recheck, "results", lambda *_: None, "harness.recheck.Recheck.results"),
+    "replaced_seeds": (random.Random, "randrange", lambda *_: 7, "random.Random.randrange"),
+    "replaced_generator": (torch, "default_generator", object(), "torch.default_generator"),
+    "replaced_layer": (torch.nn.functional, "linear", torch.numel, "torch.nn.functional.linear"),
+    "replaced_by_an_object": (torch.linalg, "vector_norm", partial(torch.sum), "torch.linalg.vector_norm"),
+    "replaced_by_another": (torch.Tensor, "isfinite", torch.Tensor.isnan, "torch.Tensor.isfinite"),
+    "replaced_default": (check.verdict, "__kwdefaults__", {"strict": False}, "harness.check.verdict"),
     "replaced_comparison": (
         torch.Tensor,
         "isnan",

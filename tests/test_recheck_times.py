@@ -162,6 +162,14 @@ def test_where_four_rounds_take_too_long_nothing_is_told(setting):
     assert found.device.batches == []
 
 
+@pytest.mark.parametrize(("renewal", "rounds"), [(0.12, 4), (0.13, 0)])
+def test_a_second_is_always_taken_for_new_inputs(setting, renewal, rounds):
+    """Large inputs of quick calls take long to draw: nothing else tells a result that is kept for their values."""
+    found = setting(lambda *_: 10 * US, sets=1, renewal=renewal)
+    assert found.recheck.novelty(0.01) is None
+    assert found.rounds == rounds
+
+
 def test_so_many_calls_are_made_anew_as_seven_rounds_have_time_for(setting):
     """A call and its renewal take a second: three of them in 14 rounds take 42."""
     found = setting(lambda *_: 10 * US, sets=5, renewal=1.0)

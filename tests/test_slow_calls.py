@@ -54,6 +54,7 @@ def test_not_all_are_made_for_the_time_of_a_call(seconds: float, made: int, monk
     monkeypatch.setattr("harness.measure.time", SimpleNamespace(monotonic=clock, perf_counter=clock))
     monkeypatch.setattr("harness.measure._CALL_ROUNDS", 1)
     monkeypatch.setattr("harness.session.Session.recheck", lambda *_: None)
+    monkeypatch.setattr("harness.recheck.pace", lambda *_: 0.0)
     case = Case("twice", "ours", "float32", (("N", 8),), device="cpu")
     result = measure(Job(case, Timing(max_time=0.1)), sheet, Slow())
     assert (result.status, len(result.call_samples)) == ("ok", 1)

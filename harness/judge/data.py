@@ -43,7 +43,8 @@ def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
 
 def described(tensor: torch.Tensor, place: int = 0) -> TensorForm:
     """The form of a tensor."""
-    return TensorForm(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorForm(tuple(tensor.shape), dtype, place, tuple(tensor.stride()))
 
 
 def _parts(data: Any) -> Iterator[Any]:

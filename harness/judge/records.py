@@ -12,6 +12,8 @@ from harness.model import Timing
 CANDIDATE = "candidate"
 """The name of the candidate's variant."""
 SHEET = "sheet.json"
+STRIDES = "strides"
+"""The code of the warning that outputs lie in memory in another order than the reference's."""
 Verdict = Literal["right", "wrong", "implausible", "crashed", "timeout", "out_of_memory", "unsupported"]
 
 
@@ -40,11 +42,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The form of a tensor: sizes, and the name of its dtype. place: its number among all tensors of the data."""
+    """The form of a tensor: sizes, and the name of its dtype. place: its number among all tensors of the data.
+
+    strides: how many elements lie between neighbours of each dimension.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     place: int = 0
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class Sheet:
     form: a name in `forms`. options: what the form itself noted. timed, tested, unseen: cases of a form that isn't
     ours: at which the candidate is timed; which the form brings for tests; whose sizes nobody knew before. precise: the
     reference is computed in float64. is_counted: the bytes of inputs and outputs are what the op must move.
+    is_constant: the reference gives the same outputs for other inputs.
     notes: sentences for the reader.
     """
 
@@ -88,6 +95,7 @@ class Sheet:
     unseen: tuple[Sized, ...] = ()
     precise: bool = True
     is_counted: bool = True
+    is_constant: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import explain, metrics, units
 from harness.errors import Exit, UsageError, brief
-from harness.judge.records import CANDIDATE, Asked, Calls, Checked, Judgement, Sheet, Timed, Verdict
+from harness.judge.records import CANDIDATE, STRIDES, Asked, Calls, Checked, Judgement, Sheet, Timed, Verdict
 from harness.model import FAILED, Measurement, Result, Run
 from harness.model.measurement import by_group
 
@@ -71,6 +71,10 @@ class Ruling:
         line, code = _line(timed, speedup, low, high), Exit.OK
         if calls and calls.only_torch:
             line += "; it only calls torch"
+        if self.sheet and self.sheet.is_constant:
+            line += "; the reference gives the same for other inputs"
+        if any(text.startswith(f"{STRIDES}: ") for one in timed for text in one.warnings):
+            line += "; its outputs lie in memory in another order than the reference's"
         if {one.status for one in checked if one.sizes == "unseen"} == {"declined"}:
             line += "; it declines all sizes but the given ones"
         if limit is not None and (high is None or high < limit):

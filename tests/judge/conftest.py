@@ -68,7 +68,8 @@ class Here:
 
     def __init__(self, device: str, plugins: Sequence[Path] = ()) -> None:
         # As a new process has it.
-        intact._remembered.clear()
+        for noted in (intact._remembered, intact._others, intact._watched):
+            noted.clear()
         sys.modules.pop(loading.REFERENCE, None)
         self._ops = Catalogue(plugins)
 

@@ -153,7 +153,7 @@ def test_without_a_gpu_it_says_so(judged) -> None:
 def test_tensors_of_another_form_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "reference.py").write_text(
         "import torch\n"
-        "def generate_input(size, seed):\n    return torch.ones(size), torch.empty(size)\n"
+        "def generate_input(size, seed):\n    return torch.randn(size), torch.empty(size)\n"
         "def ref_kernel(data):\n    return data[1].copy_(data[0])\n"
     )
     kernel = KERNEL | {"grid": ["cdiv(size, 256)"], "arguments": ["x0", "y0", {"int64": "size"}]}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import intact
 from harness.errors import UsageError
 
 REFERENCE = """
@@ -173,3 +174,50 @@ def test_the_example(judged):
     text = (Path(__file__).parents[2] / "examples" / "judged_model.py").read_text()
     found = judged(text.replace("4096, 1024", "12, 40"))
     assert (found.verdict, found.calls.only_torch) == ("right", True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("torch.ones(6, 64)", "are the same for every seed, so a result that was kept would be right"),
+        ("torch.manual_seed(7) and torch.rand(6, 64)", "are the same for every seed"),
+        ("torch.full((6, 64), float(next(COUNT)))", "differ from one time to the next for the same seed"),
+    ],
+)
+def test_inputs_that_nothing_could_be_judged_by(judged, inputs, said):
+    text = pair("x * 2", "x * 2").replace("torch.rand(6, 64)", inputs)
+    with pytest.raises(UsageError, match=said):
+        judged(f"import itertools\n\nCOUNT = itertools.count()\n{text}")
+
+
+@pytest.mark.parametrize(
+    "drawn", ["numpy.random.rand(6, 64)", "[[random.random() for _ in range(64)] for _ in range(6)]"]
+)
+def test_inputs_may_be_drawn_by_numpy_and_by_python(judged, drawn):
+    text = pair("x * 2", "x + x").replace("torch.rand(6, 64)", f"torch.tensor({drawn})")
+    assert judged(f"import random\n\nimport numpy\n{text}").verdict == "right"
+
+
+def test_outputs_that_depend_on_no_input_are_told(judged):
+    found = judged(pair("torch.softmax(x[:, :1], 1)", "torch.ones_like(x[:, :1])"))
+    assert found.verdict == "right"
+    assert found.line.endswith("; the reference gives the same for other inputs")
+    assert "The reference gives the same outputs for other inputs, so a constant is right here." in found.notes
+    assert "same for other inputs" not in judged(pair("x * 2", "x + x")).line
+
+
+def test_outputs_in_another_order_in_memory_are_told(judged):
+    said = "; its outputs lie in memory in another order than the reference's"
+    found = judged(pair("x.t().contiguous()", "x.clone().t()"))
+    assert (found.verdict, found.line.endswith(said)) == ("right", True)
+    for body, new in (("x.clone().t()", "x.clone().t()"), ("x.clone().t()", "x.t().contiguous()")):
+        assert said not in judged(pair(body, new)).line
+
+
+@pytest.mark.parametrize("setting", ["fp32_precision = 'tf32'", "allow_tf32 = True"])
+def test_a_candidate_may_allow_tf32_in_either_way(judged, setting):
+    text = pair("x @ x.t()", "x @ x.t()").replace(
+        "class ModelNew", f"torch.backends.cuda.matmul.{setting}\nclass ModelNew"
+    )
+    with intact.settings_kept():
+        assert judged(text).verdict == "right"

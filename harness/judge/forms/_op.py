@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from harness import check, intact
-from harness.judge import data, isolated
+from harness.judge import data, isolated, loading
 from harness.judge.forms._reference import NAME, Function, Loads, Makes, Reference, compared, copied, exactly
-from harness.judge.records import CANDIDATE, Sheet, Sized, TensorForm
-from harness.model import Work
+from harness.judge.records import CANDIDATE, STRIDES, Sheet, Sized, TensorForm
+from harness.model import Warning, Work
 from harness.ops import ANY_DEVICE, ITEMSIZE, MODES, Choice, Context, Expected, Launch, Op, Symbols, Tensor
 
 _SEEDS = 2**31
@@ -27,8 +30,15 @@ class _Loaded:
     @cached_property
     def reference(self) -> Reference:
         reference = self._loads(self._sheet)
-        intact.remember()  # the reference's functions, which no candidate may replace
+        # No candidate may replace functions of the reference, nor of the files beside it that it imports.
+        intact.remember(filter(self._is_beside, list(sys.modules.values())))
         return reference
+
+    def _is_beside(self, module: ModuleType) -> bool:
+        """Whether a module lies in one of the reference's folders."""
+        folders = {*self._sheet.folders, str(Path(self._sheet.reference).parent)}
+        place = Path(getattr(module, "__file__", None) or "").parent
+        return str(place) in folders and module.__name__ not in (loading.REFERENCE, loading.CANDIDATE)
 
     def case(self, symbols: Symbols) -> Sized:
         """The case with these sizes and choices."""
@@ -166,6 +176,7 @@ def _check(sheet: Sheet, loaded: _Loaded, ctx: Context, t: Any) -> Iterator[Expe
     outputs = [getattr(t, tensor.name) for tensor in ctx.op.outputs]
     before = type(t)(**vars(t.before), **_buffers(loaded)(ctx, t))
     values = loaded.filler(ctx)(before)
+    _note_strides(loaded.case(ctx.case.values), ctx, outputs)
     with exactly():
         if wrong := loaded.reference.complaint(copied(values), outputs):
             yield wrong
@@ -175,3 +186,17 @@ def _check(sheet: Sheet, loaded: _Loaded, ctx: Context, t: Any) -> Iterator[Expe
         compute = loaded.reference.precisely if sheet.precise else loaded.reference.call
         wanted = data.tensors(compute(copied(values)))
     yield from compared(outputs, wanted)
+
+
+def _note_strides(case: Sized, ctx: Context, outputs: Sequence[Any]) -> None:
+    """Warn of outputs whose elements lie in another order in memory than the reference's: a copy may be missing."""
+    for number, (form, output) in enumerate(zip(case.outputs, outputs, strict=True)):
+        wanted = [stride for extent, stride in zip(form.shape, form.strides, strict=True) if extent > 1]
+        found = [stride for extent, stride in zip(output.shape, output.stride(), strict=True) if extent > 1]
+        if output.numel() and found != wanted and not check.is_in_order(output):
+            text = f"y{number} has the strides {tuple(output.stride())}, the reference's has {form.strides}"
+            warning = Warning(
+                STRIDES, text, "compare times with this in mind: who reads the output may have to copy it"
+            )
+            if warning not in ctx.notes:
+                ctx.notes.append(warning)

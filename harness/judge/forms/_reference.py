@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness import devices
+from harness import devices, intact
 from harness.judge import data
 from harness.judge.records import Sheet
 from harness.ops import Expected, comparer
@@ -56,9 +57,15 @@ def torch_device(sheet: Sheet) -> torch.device:
 
 
 def seed_all(place: torch.device, seed: int) -> None:
-    """Seed torch's generators of the host and of the device. torch.manual_seed takes milliseconds where no GPU is."""
+    """Seed the generators of torch, of numpy if it is loaded, and of Python.
+
+    torch.manual_seed takes milliseconds where no GPU is.
+    """
     import torch
 
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     if place.type == "cuda":
         torch.cuda.manual_seed_all(seed)
@@ -66,19 +73,14 @@ def seed_all(place: torch.device, seed: int) -> None:
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """Without TF32, and without gradients."""
+    """Without TF32 or anything else less precise than the type, and without gradients."""
     import torch
 
-    parts = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [part.allow_tf32 for part in parts]
-    try:
-        for part in parts:
-            part.allow_tf32 = False
+    with intact.settings_kept():
+        for part in intact.precisions():
+            part.fp32_precision = "ieee"
         with torch.no_grad():
             yield
-    finally:
-        for part, allowed in zip(parts, before, strict=True):
-            part.allow_tf32 = allowed
 
 
 def copied(values: Any) -> Any:

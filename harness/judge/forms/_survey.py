@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness import check
+from harness import check, contract
 from harness.errors import UsageError, brief, described
 from harness.judge import data
 from harness.judge.forms._reference import TOLERANCE, Reference, compared, copied, exactly, torch_device
@@ -29,7 +29,10 @@ def surveyed(sheet: Sheet, reference: Reference) -> Sheet:
     timed, tested = tuple(known[: len(sheet.timed)]), tuple(known[len(sheet.timed) :])
     smallest = min(known, key=_elements)
     precise, note = _precision(reference, smallest, sheet.seed)
+    is_constant = _is_constant(reference, smallest, sheet.seed)
     notes = [note]
+    if is_constant:
+        notes.append("The reference gives the same outputs for other inputs, so a constant is right here.")
     unseen = tuple(_unseen(reference, place, timed, sheet.seed))
     if not unseen:
         notes.append("The reference takes no other sizes, so only values are new to the candidate.")
@@ -39,6 +42,7 @@ def surveyed(sheet: Sheet, reference: Reference) -> Sheet:
         tested=tested,
         unseen=unseen,
         precise=precise,
+        is_constant=is_constant,
         dtype=_dtype(timed[0]),
         notes=(*sheet.notes, *notes),
     )
@@ -112,6 +116,29 @@ def _precision(reference: Reference, case: Sized, seed: int) -> tuple[bool, str]
     if exact[0].dtype.itemsize < 8 and exact[0].dtype.is_floating_point:
         return True, f"The reference runs with inputs in float64, and converts them to {plain} itself."
     return True, "The reference runs in float64."
+
+
+def _is_constant(reference: Reference, case: Sized, seed: int) -> bool:
+    """Whether the outputs don't depend on the values of the inputs.
+
+    Raises UsageError for inputs that a seed doesn't fix, and for inputs that are the same for every seed: a result that
+    a candidate keeps would be right for all of them.
+    """
+    values, again, other = (reference.inputs(case.arguments, each) for each in (seed, seed, seed + 1))
+    places = [one.place for one in case.inputs]
+    drawn, repeated, others = ([data.tensors(one)[place] for place in places] for one in (values, again, other))
+    what = f"the inputs of the reference at {_told(case)}" if case.sizes else "the inputs of the reference"
+    if not all(map(contract.same, drawn, repeated)):
+        advice = "draw them by the generators of torch, of numpy or of Python, which are seeded before"
+        raise UsageError(f"{what} differ from one time to the next for the same seed", advice)
+    if drawn and all(map(contract.same, drawn, others)):
+        advice = "draw random numbers where inputs are made, and leave the seed to the harness"
+        raise UsageError(f"{what} are the same for every seed, so a result that was kept would be right", advice)
+    if not drawn:
+        return False
+    with exactly():
+        first, second = (data.tensors(reference.call(copied(one))) for one in (values, other))
+        return comparer.complaint(compared(first, second)) is None
 
 
 def _unseen(reference: Reference, place: torch.device, timed: Sequence[Sized], seed: int) -> Iterator[Sized]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness import contract
 from harness.errors import UsageError, nearest
 from harness.judge import data, loading
 from harness.judge.forms import _op, _reference, _survey
@@ -107,6 +108,11 @@ def _called(model: Any, values: Any) -> Any:
     return model(*values)
 
 
+def _sums(model: Any) -> list[int]:
+    """The sum of the bits of each of a model's weights, which takes no memory as a copy would."""
+    return [int(contract.bits(weight).sum()) for weight in model.state_dict().values()]
+
+
 class _Reference:
     """The model of a reference, with its inputs.
 
@@ -129,6 +135,8 @@ class _Reference:
         self._arguments, self._named = arguments if apart else (arguments, {})
         self._model = self._new(module.Model)
         self._precise: Any = None
+        self._sums: dict[int, list[int]] = {}
+        self._note(self._model)
         self.cut: str = sheet.options.get("cut", _CUTS[0])
         self.weights = sum(parameter.nbytes for parameter in self._model.parameters())
         sizes = [tensor.shape[0] for tensor in data.tensors(self._drawn(sheet.seed)) if tensor.dim()]
@@ -163,11 +171,19 @@ class _Reference:
         """The outputs of a copy of the model in float64."""
         if self._precise is None:
             self._precise = copy.deepcopy(self._model).double()
+            self._note(self._precise)
         return self._precise(*data.mapped(values, lambda one: one.double() if one.is_floating_point() else one))
 
     def complaint(self, values: Any, outputs: Any) -> str | None:  # noqa: ARG002 - as every form has it
-        """None: this form has no check of its own."""
-        return None
+        """A complaint if the reference's weights aren't as they were made: this form has no other check of its own."""
+        models = filter(None, (self._model, self._precise))
+        if all(_sums(model) == self._sums[id(model)] for model in models):
+            return None
+        return "the weights of the reference were changed, so what it gives isn't what is right"
+
+    def _note(self, model: Any) -> None:
+        """Remember the weights of a model of the reference."""
+        self._sums[id(model)] = _sums(model)
 
     def vary(self, arguments: dict[str, Any], rng: random.Random) -> Iterator[dict[str, Any]]:
         """Smaller batches."""

@@ -13,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness import contract
 from harness.errors import UsageError, nearest
 from harness.expressions import evaluate
-from harness.judge import isolated, loading, sizes
+from harness.judge import data, isolated, loading, sizes
 from harness.judge.records import CANDIDATE, Asked, Sheet
 from harness.judge.sources import Source
 from harness.ops import ANY_DEVICE, Catalogue, Context, Launch, Op, Tensors, find
+from harness.session import EndedError
 
 SUMMARY = "ours: --op NAME, and a file with a function, or with a variant of the op"
 
@@ -141,6 +143,7 @@ class _Own:
 
     def __init__(self, sheet: Sheet) -> None:
         self._sheet = sheet
+        self._is_tried = False
 
     @property
     def variant(self) -> Any:
@@ -150,12 +153,41 @@ class _Own:
     def encode(self, ctx: Context, t: Tensors) -> dict[str, Any]:
         """What the variant encodes."""
         found: dict[str, Any] = self.variant.encode(ctx, t)
+        if not self._is_tried:
+            self._is_tried = True
+            if _differs(found, _of_other_values(ctx, t, self.variant.encode)):
+                raise EndedError(
+                    "wrong",
+                    "what encode() gives depends on the values of inputs, and isn't timed: compute it in the call",
+                )
         return found
 
     def unsupported(self, case: Any) -> str | None:
         """Why the variant can't run a case."""
         found: str | None = self.variant.unsupported(case) if self.variant.unsupported else None
         return found
+
+
+def _of_other_values(ctx: Context, t: Tensors, encode: Callable[[Context, Tensors], dict[str, Any]]) -> dict[str, Any]:
+    """What is encoded of the same memory where the elements of each input lie in the reverse order."""
+    inputs = data.tensors([getattr(t, tensor.name) for tensor in ctx.op.inputs])
+    before = [tensor.clone() for tensor in inputs]
+    for tensor in inputs:
+        tensor.copy_(tensor.reshape(-1).flip(0).view(tensor.shape))
+    try:
+        return encode(ctx, t)
+    finally:
+        for tensor, values in zip(inputs, before, strict=True):
+            tensor.copy_(values)
+
+
+def _differs(found: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether tensors or numbers of two encodings have other values."""
+    first, second = data.tensors(found), data.tensors(other)
+    numbers = [
+        {name: value for name, value in one.items() if isinstance(value, (int, float))} for one in (found, other)
+    ]
+    return len(first) != len(second) or not all(map(contract.same, first, second)) or numbers[0] != numbers[1]
 
 
 def _variant(sheet: Sheet) -> Callable[[Context], Launch]:

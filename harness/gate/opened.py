@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+from harness.processes.used import source_of
+
 _OPEN = 0x20
 _LOST = 0x4000
 _EVENT = struct.Struct("iIII")
@@ -46,7 +48,10 @@ class Opened:
             self._descriptor = -1
 
     def so_far(self) -> frozenset[Path]:
-        """The files that were opened since the context was entered. Ask often: the kernel keeps some thousands."""
+        """The files that were opened since the context was entered; of a module that is kept compiled, the source.
+
+        Ask often: the kernel keeps some thousands.
+        """
         while self._descriptor >= 0:
             try:
                 data = os.read(self._descriptor, _MOST)
@@ -60,5 +65,5 @@ class Opened:
                 if mask & _LOST:
                     self.complete = False
                 elif name and number in self._watched:
-                    self._found.add(self._watched[number] / os.fsdecode(name))
+                    self._found.add(Path(source_of(str(self._watched[number] / os.fsdecode(name)))))
         return frozenset(file for file in self._found if file.is_file())

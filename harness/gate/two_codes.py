@@ -25,6 +25,7 @@ from harness.gate.resuming import check
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
 from harness.gate.sides import two_sides
+from harness.gate.used_code import edited
 from harness.gate.waiving import waived
 from harness.gate.worktree import Checkout, Repository
 from harness.limits import Needs
@@ -198,6 +199,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         laxer=cases.laxer,
         waivers=request.waivers,
         today=start.day,
+        edited=edited(sides.codes["now"], sides.used) if sides.used else (),
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(

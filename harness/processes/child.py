@@ -69,6 +69,8 @@ class Worker:
 
         gc.freeze()
         gc.enable()
+        if heard:
+            heard.libraries_loaded()
         # Before any code of a plug-in runs.
         intact.remember()
         self._replaced = intact.replaced

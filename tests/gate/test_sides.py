@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import source
 from harness.errors import UsageError
-from harness.gate import measuring, submodules
+from harness.gate import measuring, submodules, used_code
+from harness.gate.git import shown
 from harness.gate.opened import Opened
 from harness.gate.preparing import prepared
 from harness.gate.records import Revision
@@ -50,6 +54,30 @@ def test_submodules_have_the_commits_of_the_base(top: Path) -> None:
             assert ((base.folder / place).read_text(), (top / place).read_text()) == ("first", "second")
     assert set(submodules.listed(top)) >= {"a.py", "sub/a.py", "sub/sub/a.py"}
     assert {"a.py", "sub/a.py", "sub/sub/a.py"} <= set(submodules.changed(top, "one"))
+
+
+def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(top: Path) -> None:
+    """As CI jobs have them. No branch of the submodule names the commit that the job fetched."""
+    short = top.parent / "short"
+    git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
+    first = submodules.at(short, "one")["sub"]
+    git(short, "clone", "--quiet", "--depth=1", f"file://{top / 'sub'}", "sub")
+    git(short / "sub", "fetch", "--quiet", "--depth=1", "origin", first)
+    with Repository(short, ()).worktree("one", "base") as base:
+        assert base.folder
+        assert ((base.folder / "sub" / "a.py").read_text(), (short / "sub" / "a.py").read_text()) == ("first", "second")
+
+
+def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9.txt")
+    write(top / odd, "")
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "--message=an odd name")
+    with Repository(top, ()).worktree("HEAD", "base") as base:
+        assert base.folder
+        assert (base.folder / odd).is_file()
+    assert odd in set(submodules.listed(top))
+    assert [shown(name) for name in submodules.changed(top, "HEAD~1")] == ["caf\ufffd.txt"]
 
 
 def test_a_submodule_without_the_commit_is_named_with_what_to_do(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +165,24 @@ def test_files_that_any_process_opens_are_noted(tmp_path: Path) -> None:
         assert opened.so_far() == ({tmp_path / "a.h"} if opened.complete else frozenset())
     with Opened([tmp_path / "gone"]) as nothing:
         assert not nothing.complete
+
+
+def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, side: Checkout) -> None:
+    """Also modules that Python has kept compiled, as a process that an op starts reads them. Other software isn't."""
+    assert side.home
+    write(top / ".gitignore", "build/\n/venv/\n")
+    for name in ("build/include/a.h", "venv/pyvenv.cfg", "venv/lib/b.py"):
+        write(top / name, "")
+    module = side.home / "site" / "mykern" / "worker.py"
+    write(module, "")
+    kept = Path(importlib.util.cache_from_source(module))
+    write(kept, "")
+    with used_code.watched(Repository(top, ()), [replace(side, folder=None)]) as opened:
+        for file in (top / "build" / "include" / "a.h", top / "venv" / "lib" / "b.py", kept):
+            file.read_text()
+        found = opened.so_far()
+    assert opened.complete
+    assert found == {top / "build" / "include" / "a.h", module}
 
 
 class Quiet:

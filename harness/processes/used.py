@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from harness import paths
 _OWN = Path(__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = tuple(
-    Path(f"/{name}")
+    f"/{name}"
     for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "snap", "nix/store",
                  "var/lib", "var/cache", "opt/cuda", "opt/nvidia", "opt/conda"]
 )  # fmt: skip
@@ -51,11 +51,11 @@ class UsedFiles:
 
     def __init__(self, trees: Sequence[Path]) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
-        self._trees = [tree.resolve() for tree in trees]
+        self._trees = [str(tree.resolve()) for tree in trees]
         self._opened: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
-        self._digests: dict[Path, str] = {}
+        self._digests: dict[str, str] = {}
         self._own: _OwnModules | None = None
         # What starts this process comes from outside of the code that is measured.
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
@@ -75,15 +75,13 @@ class UsedFiles:
         there is a file.
         """
         asked = self._asked.copy()
-        for path in self._paths():
-            if path not in self._digests:
-                self._digests[path] = digest(path)
-        told = {path: "" for file in asked if self._tree(path := Path(source_of(file)))}
+        self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
+        told = {path: "" for file in asked if self._tree(path := source_of(file))}
         self._asked &= asked  # without what this method has asked about
-        return tuple(sorted((str(path), digest) for path, digest in (told | self._digests).items()))
+        return tuple(sorted((told | self._digests).items()))
 
-    def _paths(self) -> set[Path]:
-        self._own = self._own or _OwnModules.of(self._trees)
+    def _files(self) -> set[str]:
+        self._own = self._own or _OwnModules.of([*map(Path, self._trees)])
         modules = {
             name: source_of(file)
             for name, module in list(sys.modules.items())
@@ -92,34 +90,34 @@ class UsedFiles:
         mine = {file for name, file in modules.items() if self._own.have(name, file) and not _standard(file)}
         heard = {source_of(file) for file in (*self._opened, *self._named(), *(_mapped() - self._mapped_before))}
         early = {source_of(file) for file in self._before}
-        every = {file for file in modules.values() if file not in early or self._tree(Path(file))} | heard
-        counted = {path for file in every if self._counts(path := Path(file))}
-        return {*map(Path, mine), *counted}
+        every = {file for file in modules.values() if file not in early or self._tree(file)} | heard
+        left_out = self._left_out()
+        return mine | {file for file in every if self._counts(file, left_out)}
 
-    def _tree(self, path: Path) -> Path | None:
-        """The innermost folder of code that a file lies in; None if it lies in none."""
-        around = (tree for tree in self._trees if path.is_relative_to(tree))
-        return max(around, key=lambda tree: len(tree.parts), default=None)
+    def _tree(self, file: str) -> str:
+        """The innermost folder of code that a file lies in; "" if it lies in none."""
+        return max((tree for tree in self._trees if _is_below(file, tree)), key=len, default="")
 
-    def _counts(self, path: Path) -> bool:
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):  # noqa: PTH113 - hundreds of thousands of them
-            return False
-        tree = self._tree(path)
-        pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
-        if tree is None:
-            kept = [Path(folder) for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
-            own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
-            left_out = [*pythons, *kept, *own, paths.cache().resolve(), *_SYSTEM]
-        else:
-            # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
-            left_out = [f for f in (*pythons, paths.cache().resolve()) if f.is_relative_to(tree) and f != tree]
-        inside = path.relative_to(tree) if tree else path
+    def _left_out(self) -> dict[str, list[str]]:
+        """What doesn't count of each folder of code, and of what lies in none of them."""
+        here = [str(paths.cache().resolve()), sys.prefix, sys.base_prefix]
+        kept = [folder for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
+        own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
+        # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
+        inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
+        return {**inside, "": [*here, *kept, *map(str, own), *_SYSTEM]}
+
+    def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
+        tree = self._tree(file)
+        inside = file[len(tree) :].split("/")
         return (
-            "__pycache__" not in path.parts
-            and not _INSTALLED & {*inside.parts}
-            and ".git" not in inside.parts
-            and (tree is not None or not any(map(_keeps_by_content, path.parts)))
-            and not any(path.is_relative_to(folder) for folder in left_out)
+            "__pycache__" not in inside
+            and _INSTALLED.isdisjoint(inside)
+            and ".git" not in inside
+            and (bool(tree) or not any(map(_keeps_by_content, inside)))
+            and not any(_is_below(file, folder) for folder in left_out[tree])
+            and os.path.isfile(file)  # noqa: PTH113 - there are thousands of them
+            and os.access(file, os.R_OK)
         )
 
     def _named(self) -> Iterator[str]:
@@ -196,6 +194,11 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
         if before in able:
             able.add(function)
     setattr(os, name, function)
+
+
+def _is_below(file: str, folder: str) -> bool:
+    """Whether a path lies in a folder, or is the folder. Both are full, without links."""
+    return file.startswith(folder) and file[len(folder) :][:1] in ("", "/")
 
 
 def _mapped() -> set[str]:

@@ -22,7 +22,7 @@ def judged(base: Workers, now: Workers, jobs: Sequence[Job]) -> tuple[Judged, ..
 
 
 def _judge(base: Workers, now: Workers, job: Job, folder: Path) -> Judged | None:
-    _, unable = base.exchange("give", job, folder)
+    wrong, unable = base.exchange("give", job, folder)
     for workers in (base, now):
         if unable:
             break

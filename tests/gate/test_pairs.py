@@ -147,7 +147,7 @@ def test_a_pair_is_forked_from_a_nursery_of_its_own(log: list[tuple[str, str]]) 
     FakeNursery.made.clear()
     there = FakeNursery(None)
     made, _ = pairs()
-    made.nursery = there
+    made.nursery = there  # type: ignore[assignment]
     for _ in range(2):
         made.measure("screen", 2, {"base": both, "now": both})
     assert [sorted(each.sides) for each in FakeNursery.made] == [["base", "now"]] * 4, (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import paths
 from harness.errors import UsageError
 from harness.gate.git import git
 
@@ -54,7 +55,9 @@ def changed(top: Path, base: str) -> Iterator[str]:
 def _changed(top: Path, base: str) -> Iterator[str]:
     yield from filter(None, git(top, "diff", "--name-only", "--no-renames", "-z", base).split("\0"))
     new = git(top, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    yield from (name for name in new if name and "__pycache__" not in name)
+    cache = paths.cache().resolve()  # which may lie in the repository, where CI keeps folders of a project alone
+    mine = (name for name in new if name and not (top / name).is_relative_to(cache))
+    yield from (name for name in mine if "__pycache__" not in name)
 
 
 def fill(top: Path, folder: Path, revision: str) -> None:

@@ -80,6 +80,14 @@ def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
     assert [shown(name) for name in submodules.changed(top, "HEAD~1")] == ["caf\ufffd.txt"]
 
 
+def test_a_cache_in_the_repository_is_no_change_of_it(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of a worktree, such as base.lock, would count as a lock file of software."""
+    monkeypatch.setenv("HARNESS_CACHE", str(top / ".cache"))
+    write(top / "new.py", "")
+    with Repository(top, ()).worktree("HEAD", "base"):
+        assert list(submodules.changed(top, "HEAD")) == ["new.py"]
+
+
 def test_a_submodule_without_the_commit_is_named_with_what_to_do(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submodules, "_has", lambda folder, commit: False)
     with pytest.raises(UsageError, match="the submodule sub doesn't have the commit") as caught:

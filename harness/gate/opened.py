@@ -15,16 +15,24 @@ _OPEN = 0x20
 _LOST = 0x4000
 _EVENT = struct.Struct("iIII")
 _MOST = 1 << 20
+_BUILT = frozenset({
+    ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu", ".py",
+    ".o", ".a", ".so", ".ptx", ".cubin", ".fatbin",
+})  # fmt: skip
+"""What names of files end with that a compiler or a loader reads, such as libk.so.1."""
 
 
 class Opened:
     """A context in which the kernel notes every file of `folders` that is opened, not of the folders below them.
 
-    complete: whether it could note all of them. Who opens a file isn't known.
+    built: more folders, of which only what a compiler or a loader reads is noted, since other programs may keep their
+    logs there. complete: whether it could note all of them. Who opens a file isn't known.
     """
 
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = sorted(set(folders))
+    def __init__(self, folders: Iterable[Path], built: Iterable[Path] = ()) -> None:
+        whole = {*folders}
+        self._built = {*built} - whole
+        self._folders = sorted(whole | self._built)
         self._watched: dict[int, Path] = {}
         self._found: set[Path] = set()
         self._descriptor = -1
@@ -64,6 +72,8 @@ class Opened:
                 place += _EVENT.size + length
                 if mask & _LOST:
                     self.complete = False
-                elif name and number in self._watched:
-                    self._found.add(Path(source_of(str(self._watched[number] / os.fsdecode(name)))))
+                elif name and (folder := self._watched.get(number)):
+                    file = Path(source_of(str(folder / os.fsdecode(name))))
+                    if folder not in self._built or not _BUILT.isdisjoint(file.suffixes):
+                        self._found.add(file)
         return frozenset(file for file in self._found if file.is_file())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def _share(source: Path, folder: Path) -> None:
     told = ("--path-format=absolute", "--git-path", "objects", "--show-object-format")
     objects, kind = git(source, "rev-parse", *told).splitlines()
     git(source, "init", "--quiet", f"--object-format={kind}", str(folder))
-    (folder / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+    (folder / ".git" / "objects" / "info" / "alternates").write_bytes(os.fsencode(f"{objects}\n"))
     git(folder, "remote", "add", "origin", str(source))  # filters of files may ask for more, such as git-lfs
 
 

@@ -78,8 +78,9 @@ def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContex
     folders = {Path(name).parent for name in submodules.listed(repository.top)}
     tops = {repository.top, *(code.folder for code in codes if code.folder)}
     listed = {place for top in tops for folder in folders if (place := top / folder).is_dir()}
-    made = [*(code.home for code in codes if code.home), *(place for top in tops for place in submodules.ignored(top))]
-    return Opened({*listed, *(folder for place in made for folder in _below(place))})
+    made = {folder for code in codes if code.home for folder in _below(code.home)}
+    built = {folder for top in tops for place in submodules.ignored(top) for folder in _below(place)}
+    return Opened(listed | made, built)
 
 
 def _below(place: Path) -> Iterator[Path]:

@@ -16,10 +16,11 @@ from harness.gate import measuring, submodules, used_code
 from harness.gate.git import shown
 from harness.gate.opened import Opened
 from harness.gate.preparing import prepared
-from harness.gate.records import Revision
+from harness.gate.records import Revision, UsedCode
 from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.processes.surroundings import Surroundings
+from harness.processes.used import digest
 from tests.gate.foreign import git, write
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -178,19 +179,31 @@ def test_files_that_any_process_opens_are_noted(tmp_path: Path) -> None:
 def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, side: Checkout) -> None:
     """Also modules that Python has kept compiled, as a process that an op starts reads them. Other software isn't."""
     assert side.home
-    write(top / ".gitignore", "build/\n/venv/\n")
-    for name in ("build/include/a.h", "venv/pyvenv.cfg", "venv/lib/b.py"):
+    write(top / ".gitignore", "build/\n/venv/\n__pycache__/\n")
+    compiled = importlib.util.cache_from_source("pkg/c.py")
+    watched = ("build/include/a.h", "build/libk.so.1", "build/log.txt", "venv/lib/b.py", compiled)
+    for name in (*watched, "venv/pyvenv.cfg", "pkg/c.py"):
         write(top / name, "")
     module = side.home / "site" / "mykern" / "worker.py"
     write(module, "")
     kept = Path(importlib.util.cache_from_source(module))
     write(kept, "")
     with used_code.watched(Repository(top, ()), [replace(side, folder=None)]) as opened:
-        for file in (top / "build" / "include" / "a.h", top / "venv" / "lib" / "b.py", kept):
+        for file in (*(top / name for name in watched), kept):
             file.read_text()
         found = opened.so_far()
     assert opened.complete
-    assert found == {top / "build" / "include" / "a.h", module}
+    assert found == {*(top / name for name in ("build/include/a.h", "build/libk.so.1", "pkg/c.py")), module}
+
+
+def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
+    """Of the working tree alone. What was made for a side, and what lies elsewhere, may be written by the side."""
+    with Repository(top, ()).here() as now:
+        files = [(name, digest(top / name)) for name in ("a.py", "sub/a.py")]
+        used = UsedCode(now=(*files, ("{made}/site/b.py", "1"), ("/elsewhere/c.so", "2"), (".git/HEAD", "3")))
+        assert used_code.edited(now, used) == ()
+        write(top / "sub" / "a.py", "third")
+        assert used_code.edited(now, used) == ("sub/a.py",)
 
 
 class Quiet:

@@ -14,7 +14,7 @@ from harness.model import LIBRARY_ROLES, Case, Job, Scenario, usual_role
 from harness.ops import Op
 from harness.ops.known_cases import recognised
 from harness.processes.messages import Surveyed
-from harness.processes.strictness import laxer
+from harness.processes.strictness import laxer, newly_spared
 from harness.scenario import Definition, Selection
 
 SIDES: tuple[Side, Side] = ("now", "base")
@@ -156,6 +156,8 @@ def _untold(old: Sequence[Path], loaded: Mapping[Path, object], base: Surveyed) 
 def _laxer(base: Surveyed, catalogue: Mapping[str, Op]) -> Iterator[str]:
     """What is checked less strictly than by the base, one sentence each; also that the base doesn't tell it."""
     yield from laxer(base.checks or (), catalogue)
+    if base.spared is not None:
+        yield from newly_spared(base.spared, (name for name, *_ in base.checks or ()), catalogue)
     if base.checks is None and any(file is not None for file in base.files):
         yield "the harness of the base is too old to tell how strictly its ops are checked"
 

@@ -23,6 +23,7 @@ class Evidence:
     sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
     changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
     is checked less strictly than by the base, one sentence each. waivers: all of the file. today: as YYYY-MM-DD, UTC.
+    edited: files that somebody has edited since the gate began.
     """
 
     base: str
@@ -41,6 +42,7 @@ class Evidence:
     laxer: tuple[str, ...] = ()
     waivers: tuple[Waiver, ...] = ()
     today: str = ""
+    edited: tuple[str, ...] = ()
 
     @cached_property
     def by_id(self) -> Mapping[str, CaseEvidence]:

@@ -27,6 +27,7 @@ def git(folder: Path, *arguments: str, limit: float = _TIMEOUT) -> str:
             command,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # a name of a file may be any bytes
             check=False,
             timeout=limit,
             env=environment() | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
@@ -39,5 +40,10 @@ def git(folder: Path, *arguments: str, limit: float = _TIMEOUT) -> str:
             f"git {arguments[0]} took longer than {limit:g} s", "find out why git hangs, then run the gate again"
         ) from error
     if done.returncode:
-        raise UsageError(f"git {arguments[0]} failed: {done.stderr.strip()}", "")
+        raise UsageError(f"git {arguments[0]} failed: {shown(done.stderr.strip())}", "")
     return done.stdout
+
+
+def shown(text: str) -> str:
+    """What git prints, for people and records: bytes that aren't UTF-8 are replaced."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -13,7 +13,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import Probed
-from harness.gate.worktree import Checkout, Repository, shared_root
+from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
 from harness.processes.nursery import Nursery
@@ -22,7 +22,10 @@ from harness.scenario import Selection
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What the user asks for. files: scenarios; folders: which of them were named as folders; wanted: their cases."""
+    """What the user asks for. files: scenarios; folders: which of them were named as folders; wanted: their cases.
+
+    nursery: from which the processes that are asked are forked, on a device of the host.
+    """
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
@@ -30,6 +33,7 @@ class Asking:
     catalogue: Catalogue
     selection: Selection
     observer: GateObserver
+    nursery: Nursery
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,11 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
     scenarios = {file.resolve() for file in (*files, *old)}
-    on_host = devices.kinds()[kind].on_host
+    nursery = asking.nursery if devices.kinds()[kind].on_host else None
     trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
     with (
-        Nursery(shared_root(codes.values())) as nursery,
-        base.workers(kind, listen=trees["base"], nursery=nursery if on_host else None) as of_base,
-        now.workers(kind, listen=trees["now"], nursery=nursery if on_host else None) as of_now,
+        base.workers(kind, listen=trees["base"], nursery=nursery) as of_base,
+        now.workers(kind, listen=trees["now"], nursery=nursery) as of_now,
     ):
         with used_code.watched(repository, codes.values()) as opened:
             surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)

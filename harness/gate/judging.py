@@ -22,7 +22,7 @@ def judged(base: Workers, now: Workers, jobs: Sequence[Job]) -> tuple[Judged, ..
 
 
 def _judge(base: Workers, now: Workers, job: Job, folder: Path) -> Judged | None:
-    _, unable = base.exchange("give", job, folder)
+    wrong, unable = base.exchange("give", job, folder)
     for workers in (base, now):
         if unable:
             break
@@ -31,6 +31,10 @@ def _judge(base: Workers, now: Workers, job: Job, folder: Path) -> Judged | None
             wrong, unable = base.exchange("judge", job, folder)
         if workers is base and wrong:
             unable = f"the base finds its own result wrong, too: {wrong}"
+    # Where the base's own inputs differ from call to call, nothing can be said.
+    if not wrong and not unable and not base.exchange("own", job, folder)[0]:
+        other, _ = now.exchange("own", job, folder)
+        unable = other and f"it is timed with another input {other} than the base's, which may take less time"
     if unable:
         return Judged(job.case, unable=unable)
     return Judged(job.case, wrong=wrong) if wrong else None

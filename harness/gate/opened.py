@@ -9,20 +9,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+from harness.processes.used import source_of
+
 _OPEN = 0x20
 _LOST = 0x4000
 _EVENT = struct.Struct("iIII")
 _MOST = 1 << 20
+_BUILT = frozenset({
+    ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu", ".py",
+    ".o", ".a", ".so", ".ptx", ".cubin", ".fatbin",
+})  # fmt: skip
+"""What names of files end with that a compiler or a loader reads, such as libk.so.1."""
 
 
 class Opened:
     """A context in which the kernel notes every file of `folders` that is opened, not of the folders below them.
 
-    complete: whether it could note all of them. Who opens a file isn't known.
+    built: more folders, of which only what a compiler or a loader reads is noted, since other programs may keep their
+    logs there. complete: whether it could note all of them. Who opens a file isn't known.
     """
 
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = sorted(set(folders))
+    def __init__(self, folders: Iterable[Path], built: Iterable[Path] = ()) -> None:
+        whole = {*folders}
+        self._built = {*built} - whole
+        self._folders = sorted(whole | self._built)
         self._watched: dict[int, Path] = {}
         self._found: set[Path] = set()
         self._descriptor = -1
@@ -46,7 +56,10 @@ class Opened:
             self._descriptor = -1
 
     def so_far(self) -> frozenset[Path]:
-        """The files that were opened since the context was entered. Ask often: the kernel keeps some thousands."""
+        """The files that were opened since the context was entered; of a module that is kept compiled, the source.
+
+        Ask often: the kernel keeps some thousands.
+        """
         while self._descriptor >= 0:
             try:
                 data = os.read(self._descriptor, _MOST)
@@ -59,6 +72,8 @@ class Opened:
                 place += _EVENT.size + length
                 if mask & _LOST:
                     self.complete = False
-                elif name and number in self._watched:
-                    self._found.add(self._watched[number] / os.fsdecode(name))
+                elif name and (folder := self._watched.get(number)):
+                    file = Path(source_of(str(folder / os.fsdecode(name))))
+                    if folder not in self._built or not _BUILT.isdisjoint(file.suffixes):
+                        self._found.add(file)
         return frozenset(file for file in self._found if file.is_file())

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from pathlib import Path
 from typing import TypeGuard
 
 from harness.gate.observer import GateObserver
@@ -38,7 +39,8 @@ class PairMeasurer:
 
     draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
     measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn. Where none
-    may start meanwhile, both processes of a pair are forked from one that has loaded torch.
+    may start meanwhile, both processes of a pair are forked from one that has loaded torch. nursery: one that has done
+    so already, for the first pair.
     measurements: of each side by case id, one a process.
     """
 
@@ -47,6 +49,7 @@ class PairMeasurer:
     draw: random.Random
     ahead: int
     observer: GateObserver
+    nursery: Nursery | None = None
     measurements: dict[Side, dict[str, list[Measurement]]] = field(
         default_factory=lambda: {"base": defaultdict(list), "now": defaultdict(list)}
     )
@@ -77,7 +80,7 @@ class PairMeasurer:
         with ExitStack() as stack:
             root = shared_root(self.codes.values())
             alone = set() if self.ahead else {turn.pair for turn in turns}
-            nurseries = {pair: stack.enter_context(Nursery(root)) for pair in alone}
+            nurseries = {pair: stack.enter_context(self._nursery(root)) for pair in sorted(alone)}
             workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
                 if turn.pair in nurseries and turn.side == turn.first:
@@ -98,6 +101,10 @@ class PairMeasurer:
             yield _Turn(first, pair, first)
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
+
+    def _nursery(self, root: Path | None) -> Nursery:
+        there, self.nursery = self.nursery, None
+        return there or Nursery(root)
 
     def _settle(self, nursery: Nursery) -> None:
         """Fork both processes of a pair or none: a forked one isn't to be compared with one that was started."""

@@ -241,8 +241,8 @@ class UsedCode:
     base, now: path and SHA-256 of each file, sorted. Paths in a side's tree begin at its top, paths of what was made
     for it at '{made}'; other paths are full. shared: files that both sides used, in the repository or outside of both
     trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
-    used. unused: the others that differ. software: those by which other software would be installed. versions: the
-    driver and packages of which the sides ran with other versions. complete: whether all files are known.
+    used or asked about. unused: the others that differ. software: those by which other software would be installed.
+    versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known.
     """
 
     base: tuple[tuple[str, str], ...] = ()
@@ -261,8 +261,12 @@ class UsedCode:
 
     @property
     def same(self) -> bool:
-        """Whether both sides used the same code, each its own, with the same software."""
-        return self.complete and bool(self.now) and not (self.shared or self.versions) and self.base == self.now
+        """Whether both sides used the same code, each its own, with the same software.
+
+        A file that has another mode now, or is only asked about, is changed too, though no digest says so.
+        """
+        alone = not (self.shared or self.versions or self.changed)
+        return self.complete and bool(self.now) and alone and self.base == self.now
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import paths
 from harness.errors import UsageError
 from harness.gate.git import git
 
@@ -34,6 +36,13 @@ def listed(top: Path) -> Iterator[str]:
         yield from (str(inside / name) for name in known if name)
 
 
+def ignored(top: Path) -> Iterator[Path]:
+    """The folders that git ignores as a whole, such as what a build makes, also in submodules."""
+    for folder in (top, *here(top)):
+        names = git(folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").split("\0")
+        yield from (folder / name for name in names if name.endswith("/"))
+
+
 def changed(top: Path, base: str) -> Iterator[str]:
     """Paths of the files that differ between a revision and the working tree, also in submodules, from the top on."""
     before = at(top, base)
@@ -47,13 +56,16 @@ def changed(top: Path, base: str) -> Iterator[str]:
 def _changed(top: Path, base: str) -> Iterator[str]:
     yield from filter(None, git(top, "diff", "--name-only", "--no-renames", "-z", base).split("\0"))
     new = git(top, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    yield from (name for name in new if name and "__pycache__" not in name)
+    cache = paths.cache().resolve()  # which may lie in the repository, where CI keeps folders of a project alone
+    mine = (name for name in new if name and not (top / name).is_relative_to(cache))
+    yield from (name for name in mine if "__pycache__" not in name)
 
 
 def fill(top: Path, folder: Path, revision: str) -> None:
     """Check out in `folder`, a worktree of `top` at a revision, the submodules that are checked out in `top`.
 
-    Each is a clone that shares the objects of the submodule here. Raises UsageError where a submodule lacks the commit.
+    Each is a repository of its own that shares the objects of the submodule here. Raises UsageError where a submodule
+    lacks the commit.
     """
     for path, commit in at(top, revision).items():
         source = _source(top, path)
@@ -64,10 +76,19 @@ def fill(top: Path, folder: Path, revision: str) -> None:
                 f"the submodule {path} doesn't have the commit {commit[:12]} that the base needs",
                 f"fetch it: git -C {top / path} fetch --unshallow, or git -C {top / path} fetch origin {commit}",
             )
-        git(top, "clone", "--quiet", "--shared", "--no-checkout", str(source), str(folder / path))
+        _share(source, folder / path)
         git(folder / path, "checkout", "--quiet", "--detach", commit)
         if source == top / path:
             fill(source, folder / path, commit)
+
+
+def _share(source: Path, folder: Path) -> None:
+    """Make a repository with the objects of another one. `git clone` would copy what a ref names of a short clone."""
+    told = ("--path-format=absolute", "--git-path", "objects", "--show-object-format")
+    objects, kind = git(source, "rev-parse", *told).splitlines()
+    git(source, "init", "--quiet", f"--object-format={kind}", str(folder))
+    (folder / ".git" / "objects" / "info" / "alternates").write_bytes(os.fsencode(f"{objects}\n"))
+    git(folder, "remote", "add", "origin", str(source))  # filters of files may ask for more, such as git-lfs
 
 
 def _source(top: Path, path: str) -> Path | None:

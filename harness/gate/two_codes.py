@@ -25,13 +25,15 @@ from harness.gate.resuming import check
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
 from harness.gate.sides import two_sides
+from harness.gate.used_code import edited
 from harness.gate.waiving import waived
-from harness.gate.worktree import Checkout, Repository
+from harness.gate.worktree import Checkout, Repository, shared_root
 from harness.limits import Needs
 from harness.metrics import METRICS
 from harness.model import Limits, Machine
 from harness.ops import Catalogue
 from harness.processes import lock
+from harness.processes.nursery import Nursery
 from harness.runner import most_ranks
 from harness.scenario import Selection
 
@@ -99,7 +101,8 @@ class Sides:
     shared: who else used the device before anything ran. used: the files that both sides use; None where one revision
     is compared with itself. same: whether nothing need be measured, since both sides have the same code and scenarios.
     measuring: why the times of both sides can't be compared, since the code that measures changed; "" if they can.
-    judged: cases of the working tree that the base finds wrong, or can't judge.
+    judged: cases of the working tree that the base finds wrong, or can't judge. nursery: has torch loaded, and may fork
+    the processes of one pair.
     """
 
     codes: Mapping[Side, Checkout]
@@ -111,6 +114,7 @@ class Sides:
     same: bool = False
     measuring: str = ""
     judged: tuple[Judged, ...] = ()
+    nursery: Nursery | None = None
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -156,10 +160,11 @@ def prepare(
             surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
         sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
     else:
-        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer)
+        nursery = turn.enter_context(Nursery(shared_root(codes.values())))
+        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer, nursery)
         found = inquire(asking, repository, codes, device.kind)
         sides = Sides(found.codes, device.machine(), found.cases, shared, observer)
-        sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged)
+        sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged, nursery=nursery)
         # An earlier run has pairs, so it measured this code.
         sides = replace(sides, same=found.same and not request.always and request.earlier is None)
     cases, machine = len(sides.cases.all), sides.machine
@@ -174,7 +179,8 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     drawn = earlier.seed if earlier and request.seed is None else request.seed
     seed = random.SystemRandom().randrange(2**32) if drawn is None else drawn
     sides = _measured_alike(request, sides, noise, seed)
-    pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    draw, ahead = random.Random(seed), _ahead(sides.machine)
+    pairs = PairMeasurer(sides.machine.kind, sides.codes, draw, ahead, sides.observer, sides.nursery)
     # The same code has the same times, so there is nothing to find out.
     # No change of ours can slow a control down, so a waiver that covers one would only hide that the machine changed.
     ours = (job.case.id for job in sides.cases.all if not is_control(job.case, sides.cases.scenarios))
@@ -198,6 +204,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         laxer=cases.laxer,
         waivers=request.waivers,
         today=start.day,
+        edited=edited(sides.codes["now"], sides.used) if sides.used else (),
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(

@@ -7,12 +7,16 @@ working tree isn't its own.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import paths
 from harness.gate import measuring, software, submodules
+from harness.gate.git import shown
 from harness.gate.opened import Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
@@ -24,17 +28,22 @@ from harness.processes.used import digest
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
 _HARMLESS = frozenset({"ok", "unsupported", "skipped"})
+_OF_OTHERS = frozenset({".git", "pyvenv.cfg", "node_modules"})
+"""What a folder holds that is of other software, or of another repository."""
+_EMPTY = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
+    asked: paths in the trees that they asked about, such as whether there is a file.
     fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
     and version.
     """
 
     files: Mapping[Path, str]
+    asked: frozenset[Path]
     opened: frozenset[Path]
     complete: bool
     fine: bool
@@ -45,6 +54,7 @@ class Probed:
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
     """Check each case once. workers: they listen."""
     files: dict[Path, str] = {}
+    asked: set[Path] = set()
     ended: dict[str, str] = {}
     installed: dict[str, str] = {}
     for job in jobs:
@@ -52,21 +62,35 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
         opened.so_far()
         # Each time, since a process that crashes takes with it what it knows.
         surveyed = workers.survey()
-        files |= {Path(path): content for path, content in surveyed.used}
+        files |= {Path(path): content for path, content in surveyed.used if content}
+        asked |= {Path(path) for path, content in surveyed.used if not content}
         installed |= dict(surveyed.software)
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
     # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
     own = python.own_root() / "harness"
     seen = frozenset(file for file in opened.so_far() if not file.is_relative_to(own))
-    return Probed(files, seen, opened.complete, fine, right, installed)
+    return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed)
 
 
 def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:
-    """Notes what is opened in the folders of the repository, and in the same folders of the sides' own trees."""
+    """Notes what is opened in the sides' own trees, in the repository, and in what was made for a side."""
     folders = {Path(name).parent for name in submodules.listed(repository.top)}
     tops = {repository.top, *(code.folder for code in codes if code.folder)}
-    return Opened(place for top in tops for folder in folders if (place := top / folder).is_dir())
+    listed = {place for top in tops for folder in folders if (place := top / folder).is_dir()}
+    made = {folder for code in codes if code.home for folder in _below(code.home)}
+    built = {folder for top in tops for place in submodules.ignored(top) for folder in _below(place)}
+    return Opened(listed | made, built)
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """A folder and all folders below it, without other software, other repositories, and the cache of the harness."""
+    cache = paths.cache().resolve()
+    for top, inside, files in os.walk(place):
+        if cache.is_relative_to(top) or not _OF_OTHERS.isdisjoint({*inside, *files, Path(top).name}):
+            inside.clear()
+        else:
+            yield Path(top)
 
 
 def compared(
@@ -81,25 +105,38 @@ def compared(
     differing = {*submodules.changed(top, codes["base"].code.revision)} - {*submodules.at(top, "HEAD")}
     changed = sorted(differing - scenario_names)
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
-    used = {name for name in changed if any(_is_used(name, folders[side], found[side]) for side in found)}
+    used = {n for n in changed if any(_is_used(n, folders[side], found[side], probed[side]) for side in found)}
     return UsedCode(
-        base=tuple(sorted(found["base"].items())),
-        now=tuple(sorted(found["now"].items())),
-        shared=tuple(sorted(_shared(top, named["base"], probed, scenarios))),
-        changed=tuple(name for name in changed if name in used),
-        unused=tuple(name for name in changed if name not in used),
-        software=tuple(software.changed(changed, codes["base"].folder or top, top)),
+        base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
+        now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
+        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, scenarios)))),
+        changed=tuple(shown(name) for name in changed if name in used),
+        unused=tuple(shown(name) for name in changed if name not in used),
+        software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
         complete=all(side.complete for side in probed.values()),
     )
 
 
-def _is_used(name: str, folder: Path, found: Mapping[str, str]) -> bool:
-    """Whether a side used a file of its folder, or a copy of it, as an installation makes one."""
-    if name in found:
+def edited(code: Checkout, used: UsedCode) -> tuple[str, ...]:
+    """Files of the working tree that aren't as its processes used them at first: somebody has edited them since."""
+    top = code.folder
+    if top is None:
+        return ()
+    # Where another harness measures, its files have the names of those in the working tree.
+    own = str(code.own_root.relative_to(top) / "harness") if code.own_root else ""
+    known = {shown(name): top / name for name in submodules.listed(top)}
+    ours = ((name, content) for name, content in used.now if name in known and not (own and name.startswith(own)))
+    return tuple(name for name, content in ours if digest(known[name]) != content)
+
+
+def _is_used(name: str, folder: Path, found: Mapping[str, str], probed: Probed) -> bool:
+    """Whether a side used a file of its folder, asked about it, or used a copy, as an installation makes one."""
+    if name in found or folder / name in probed.asked:
         return True
     content = digest(folder / name)
-    return bool(content) and content in found.values()
+    copies = {of_copy for copy, of_copy in found.items() if copy.startswith(MADE)}
+    return content not in ("", _EMPTY) and content in copies
 
 
 def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:

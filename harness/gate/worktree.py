@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ class Repository:
                 "--base needs a git checkout, and neither a file of --ops, nor a scenario, nor the harness lies in one",
                 "clone the harness's repository and 'pip install -e' it, or judge stored runs: harness gate REF RUN",
             )
-        return cls(top, files)
+        return cls(top, tuple(placed(plugin, top) for plugin in plugins))
 
     @property
     def package(self) -> Path | None:
@@ -134,14 +135,14 @@ class Repository:
 
         A file outside the repository is the same for both sides.
         """
-        files = [self._moved(file.resolve(), base) for file in scenarios]
-        inside = [self._moved(folder.resolve(), base).glob("*.yaml") for folder in folders]
+        files = [self._moved(placed(file, self.top), base) for file in scenarios]
+        inside = [self._moved(placed(folder, self.top), base).glob("*.yaml") for folder in folders]
         return tuple(file for file in dict.fromkeys((*files, *itertools.chain(*inside))) if file.is_file())
 
     def new(self, base: Checkout, scenarios: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
         """Scenario files that the base lacks. In a folder that was named they may be new: its old files are asked."""
         named = [file for file in scenarios if file.resolve().parent not in {folder.resolve() for folder in folders}]
-        return tuple(file for file in named if not self._moved(file.resolve(), base).is_file())
+        return tuple(file for file in named if not self._moved(placed(file, self.top), base).is_file())
 
     def _moved(self, file: Path, base: Checkout) -> Path:
         """The file of the base's revision in place of the working tree's."""
@@ -218,6 +219,13 @@ def _variables(home: Path) -> tuple[tuple[str, str], ...]:
     """What keeps each side from what the other one has compiled: torch keeps extensions by their name alone."""
     cache = {"HARNESS_CACHE": str(paths.cache().resolve())}  # the working folder of a process may be another one
     return tuple({"TORCH_EXTENSIONS_DIR": str(home / "extensions"), **cache}.items())
+
+
+def placed(file: Path, top: Path) -> Path:
+    """The full path of a file, with links inside the repository `top` as they are, since a commit may change them."""
+    full = Path(os.path.abspath(file))  # noqa: PTH100 - `resolve` would follow the links
+    around = next((folder for folder in full.parents if folder.resolve() == top), None)
+    return top / full.relative_to(around) if around else file.resolve()
 
 
 def _is_module(path: Path) -> bool:

@@ -45,7 +45,7 @@ from harness.processes.messages import (
     decode_question,
     encode,
 )
-from harness.processes.strictness import strictness
+from harness.processes.strictness import spared, strictness
 from harness.processes.used import UsedFiles
 
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +69,8 @@ class Worker:
 
         gc.freeze()
         gc.enable()
+        if heard:
+            heard.libraries_loaded()
         # Before any code of a plug-in runs.
         intact.remember()
         self._replaced = intact.replaced
@@ -107,7 +109,8 @@ class Worker:
                 used = self._heard.so_far() if self._heard else ()
                 machine = self._device.machine()
                 software = (*((("driver", machine.driver),) if machine.driver else ()), *machine.versions)
-                return Surveyed(asked, known, scenarios, used, strictness(ops.values()), software)
+                checks = strictness(ops.values()), spared(ops.values())
+                return Surveyed(asked, known, scenarios, used, checks[0], software, checks[1])
 
     def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file.

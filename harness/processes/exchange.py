@@ -1,8 +1,8 @@
 """A call of one code judged by another one: inputs and outputs go through files, each code stays in its process.
 
 So the reference, the check and the inputs of the base can judge a kernel of the working tree, whatever its commit has
-changed in them. Three steps: 'give' writes the inputs, 'work' calls the variant and writes what it leaves, 'judge'
-compares that with what is right.
+changed in them. Steps: 'give' writes the inputs, 'work' calls the variant and writes what it leaves, 'judge' compares
+that with what is right. 'own' tells which inputs a code makes in another way, since a time may depend on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.session import EndedError, Session
 if TYPE_CHECKING:
     import torch
 
-Step = Literal["give", "work", "judge"]
+Step = Literal["give", "work", "judge", "own"]
 _INPUTS, _OUTPUTS = "inputs.pt", "outputs.pt"
 _MOST = 8 << 30
 """Bytes of inputs that are written."""
@@ -29,6 +29,8 @@ _MOST = 8 << 30
 
 def take(step: Step, job: Job, op: Op, device: Device, folder: Path) -> tuple[str, str]:
     """Take a step. Gives (wrong, unable): what is wrong with the outputs, why the step can't be taken; "" for nothing.
+
+    Of the step 'own', what is wrong is the name of an input that this code makes in another way.
 
     folder: where the steps before have left their files.
     """
@@ -38,7 +40,7 @@ def take(step: Step, job: Job, op: Op, device: Device, folder: Path) -> tuple[st
                 raise obstacle
             if step == "give":
                 return "", _give(session, folder)
-            return _work(session, folder) if step == "work" else _judge(session, folder)
+            return {"work": _work, "judge": _judge, "own": _own}[step](session, folder)
     except EndedError as ended:
         return "", f"{ended.status.replace('_', ' ')}: {ended.text}"
 
@@ -77,6 +79,30 @@ def _judge(session: Session, folder: Path) -> tuple[str, str]:
     if missing := [name for name in named if not hasattr(after, name)]:
         return "", f"the working tree's op has no {missing[0]}, which the base's op has"
     return check.verdict_of(ctx, session.variant, before, after).wrong or "", ""
+
+
+def _own(session: Session, folder: Path) -> tuple[str, str]:
+    given, own = _read(folder / _INPUTS, session.context()), check.make_inputs(session.context())
+    named = [tensor.name for tensor in session.op.inputs]
+    other = (name for name in named if not _equal(getattr(given, name, None), getattr(own, name, None)))
+    return next(other, ""), ""
+
+
+def _equal(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and bool(torch.equal(_bits(one), _bits(other)))
+    return bool(one == other)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor: NaN is as good as any other value."""
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _can_be_written(value: Any) -> bool:

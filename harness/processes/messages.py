@@ -16,7 +16,7 @@ from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement, Scenario
 from harness.processes.exchange import Step
-from harness.processes.strictness import Strictness
+from harness.processes.strictness import Spared, Strictness
 
 VERSION = 2
 """Version of these messages and of the records in them."""
@@ -136,7 +136,8 @@ class Surveyed(_Numbered):
     this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
     used: path and SHA-256 of each file that the process has used, if it listens. checks: how strictly the ops of the
     files are checked; None from an earlier harness, which doesn't tell it. software: name and version of the driver and
-    of each package that times rest on, as this process sees them; an earlier harness tells none.
+    of each package that times rest on, as this process sees them; an earlier harness tells none. spared: with which
+    extreme values the ops of the files aren't checked; None from an earlier harness.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
@@ -145,6 +146,7 @@ class Surveyed(_Numbered):
     used: tuple[tuple[str, str], ...] = ()
     checks: tuple[Strictness, ...] | None = None
     software: tuple[tuple[str, str], ...] = ()
+    spared: tuple[Spared, ...] | None = None
     kind: Literal["surveyed"] = "surveyed"
 
 

@@ -13,6 +13,12 @@ Strictness = tuple[str, str, float, float]
 Both errors are -1 for an op with a check of its own, which doesn't tell what it allows.
 """
 _OWN_CHECK = (-1.0, -1.0)
+Spared = tuple[str, str, float]
+"""An op, what its inputs don't have of extreme values, and the number from which on they don't; 0 for not at all.
+
+'nan' is a kind, 'x' an input, 'x.nan' a kind in an input, 'all' is everything. 'largest x' is about large numbers.
+"""
+_ALL = "all"
 
 
 def strictness(ops: Iterable[Op]) -> tuple[Strictness, ...]:
@@ -46,6 +52,32 @@ def laxer(before: Iterable[Strictness], now: Mapping[str, Op]) -> tuple[str, ...
                 f"by {relative:g} and {absolute:g} before"
             )
     return tuple(dict.fromkeys(found))
+
+
+def spared(ops: Iterable[Op]) -> tuple[Spared, ...]:
+    """With which extreme values the ops aren't checked."""
+    return tuple((op.name, what, number) for op in ops for what, number in _spared(op).items())
+
+
+def newly_spared(before: Iterable[Spared], ops: Iterable[str], now: Mapping[str, Op]) -> tuple[str, ...]:
+    """With which extreme values ops are no longer checked, one sentence each. before: as another code spares `ops`."""
+    found: list[str] = []
+    known = tuple(before)
+    for op in filter(None, map(now.get, dict.fromkeys(ops))):
+        least = {what: number for name, what, number in known if name == op.name}
+        for what, number in _spared(op).items():
+            wider = {what, *what.split("."), _ALL} & least.keys()
+            if not any(least[each] <= number for each in wider):
+                much = f"numbers above {number:g} ({what})" if number else f"extreme values ({what})"
+                found.append(f"{op.name} isn't checked with {much} in its inputs now")
+    return tuple(found)
+
+
+def _spared(op: Op) -> dict[str, float]:
+    if op.extremes is None:
+        return {_ALL: 0.0} if op.make is not None else {}
+    exempt = dict.fromkeys(op.extremes.exempt, 0.0)
+    return exempt | {f"largest {name}": float(number) for name, number in op.extremes.largest.items()}
 
 
 def _allowed(op: Op, dtype: str) -> tuple[float, float]:

@@ -5,6 +5,7 @@ Two sides that load one and the same file measure the same code there, whatever 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,7 +14,8 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from harness import paths
 _OWN = Path(__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = tuple(
-    Path(f"/{name}")
+    f"/{name}"
     for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "snap", "nix/store",
                  "var/lib", "var/cache", "opt/cuda", "opt/nvidia", "opt/conda"]
 )  # fmt: skip
@@ -32,14 +34,15 @@ _INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_
 """Variables that name folders of software which is installed for both sides, outside of the system's folders."""
 # What libraries and the driver compiled is kept there by its content, so no side can get what another one made.
 _BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR")
-_KEPT_BY_CONTENT = ("torchinductor_", ".triton", ".nv", ".cupy")
-"""How the names of the usual folders begin."""
+_KEPT_BY_CONTENT = frozenset({".triton", ".nv", ".cupy"})
+_INDUCTOR = "torchinductor_"  # with the name of the user
+"""The names of the usual folders."""
 _LONGEST_PATH = 4096
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 
 
 class UsedFiles:
-    """Files that this process has loaded as modules, has opened to read, or has named to a process that it started.
+    """Files that this process has loaded, has opened to read, or has named to a process that it started.
 
     trees: folders of the code that is measured, the repository's last. What lies in none of them counts unless it is of
     this Python, of the system, of the harness or of its cache. Modules that were installed from the repository count
@@ -48,62 +51,73 @@ class UsedFiles:
 
     def __init__(self, trees: Sequence[Path]) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
-        self._trees = [tree.resolve() for tree in trees]
+        self._trees = [str(tree.resolve()) for tree in trees]
         self._opened: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
-        self._digests: dict[Path, str] = {}
-        self._installed: frozenset[str] | None = None
+        self._asked: set[str] = set()
+        self._digests: dict[str, str] = {}
+        self._own: _OwnModules | None = None
         # What starts this process comes from outside of the code that is measured.
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
+        self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
+        for name in ("stat", "lstat", "access"):
+            _replace(name, self._asking(getattr(os, name)))
+
+    def libraries_loaded(self) -> None:
+        """What is mapped into the memory until now is of Python and torch."""
+        self._mapped_before = _mapped()
 
     def so_far(self) -> tuple[tuple[str, str], ...]:
-        """The full path and the SHA-256 of each file, sorted."""
-        for path in self._paths():
-            if path not in self._digests:
-                self._digests[path] = digest(path)
-        return tuple(sorted((str(path), digest) for path, digest in self._digests.items()))
+        """The full path and the SHA-256 of each file, sorted.
 
-    def _paths(self) -> set[Path]:
-        if self._installed is None:
-            self._installed = frozenset({*_packages(self._trees), *_installed_from(self._trees[-1])} - {"harness"})
+        "" in place of the SHA-256 for a path in the trees that the process has only asked about, such as whether
+        there is a file.
+        """
+        asked = self._asked.copy()
+        self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
+        told = {path: "" for file in asked if self._tree(path := source_of(file))}
+        self._asked &= asked  # without what this method has asked about
+        return tuple(sorted((told | self._digests).items()))
+
+    def _files(self) -> set[str]:
+        self._own = self._own or _OwnModules.of([*map(Path, self._trees)])
         modules = {
-            name: _source(file)
+            name: source_of(file)
             for name, module in list(sys.modules.items())
             if isinstance(file := getattr(module, "__file__", None), str)
         }
-        named = {file for name, file in modules.items() if name.partition(".")[0] in self._installed}
-        mine = {file for file in named if not _standard(file)}
-        heard = {_source(file) for file in (*self._opened, *self._named())}
-        early = {_source(file) for file in self._before}
-        every = {file for file in modules.values() if file not in early or self._tree(Path(file))} | heard
-        counted = {path for file in every if self._counts(path := Path(file))}
-        return {*map(Path, mine), *counted}
+        mine = {file for name, file in modules.items() if self._own.have(name, file) and not _standard(file)}
+        heard = {source_of(file) for file in (*self._opened, *self._named(), *(_mapped() - self._mapped_before))}
+        early = {source_of(file) for file in self._before}
+        every = {file for file in modules.values() if file not in early or self._tree(file)} | heard
+        left_out = self._left_out()
+        return mine | {file for file in every if self._counts(file, left_out)}
 
-    def _tree(self, path: Path) -> Path | None:
-        """The innermost folder of code that a file lies in; None if it lies in none."""
-        around = (tree for tree in self._trees if path.is_relative_to(tree))
-        return max(around, key=lambda tree: len(tree.parts), default=None)
+    def _tree(self, file: str) -> str:
+        """The innermost folder of code that a file lies in; "" if it lies in none."""
+        return max((tree for tree in self._trees if _is_below(file, tree)), key=len, default="")
 
-    def _counts(self, path: Path) -> bool:
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):  # noqa: PTH113 - hundreds of thousands of them
-            return False
-        tree = self._tree(path)
-        pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
-        if tree is None:
-            kept = [Path(folder) for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
-            own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
-            left_out = [*pythons, *kept, *own, paths.cache().resolve(), *_SYSTEM]
-        else:
-            # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
-            left_out = [f for f in (*pythons, paths.cache().resolve()) if f.is_relative_to(tree) and f != tree]
-        inside = path.relative_to(tree) if tree else path
+    def _left_out(self) -> dict[str, list[str]]:
+        """What doesn't count of each folder of code, and of what lies in none of them."""
+        here = [str(paths.cache().resolve()), sys.prefix, sys.base_prefix]
+        kept = [folder for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
+        own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
+        # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
+        inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
+        return {**inside, "": [*here, *kept, *map(str, own), *_SYSTEM]}
+
+    def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
+        tree = self._tree(file)
+        inside = file[len(tree) :].split("/")
         return (
-            "__pycache__" not in path.parts
-            and not _INSTALLED & {*inside.parts}
-            and ".git" not in inside.parts
-            and (tree is not None or not any(part.startswith(_KEPT_BY_CONTENT) for part in path.parts))
-            and not any(path.is_relative_to(folder) for folder in left_out)
+            "__pycache__" not in inside
+            and _INSTALLED.isdisjoint(inside)
+            and ".git" not in inside
+            and (bool(tree) or not any(map(_keeps_by_content, inside)))
+            and not any(_is_below(file, folder) for folder in left_out[tree])
+            and os.path.isfile(file)  # noqa: PTH113 - there are thousands of them
+            and os.access(file, os.R_OK)
         )
 
     def _named(self) -> Iterator[str]:
@@ -119,12 +133,49 @@ class UsedFiles:
             self._started.add(tuple(_words(event, arguments)))
             return
         named = {"open": 0, "ctypes.dlopen": 0, "import": 1}.get(event)
-        if named is None or not isinstance(arguments[named], str):
+        if named is None or not isinstance(arguments[named], (str, bytes)):
             return
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+        if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
             return  # what a process writes is no code of it
-        name = arguments[named]
-        self._opened.add(name if name.startswith("/") else str(_here() / name))
+        self._opened.add(_full(arguments[named]))
+
+    def _asking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of `os` that notes which path it is asked about. No audit event tells that."""
+
+        @functools.wraps(function)
+        def asked(path: Any, *more: Any, **options: Any) -> Any:
+            if isinstance(path, (str, bytes, os.PathLike)) and options.get("dir_fd") is None:
+                self._asked.add(_full(os.fspath(path)))
+            return function(path, *more, **options)
+
+        return asked
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnModules:
+    """The modules of a repository, also where they were installed from it.
+
+    packages, modules: names as `import` takes them; files: of distributions that pip installed from the repository.
+    """
+
+    packages: frozenset[str]
+    modules: frozenset[str]
+    files: frozenset[str]
+
+    @classmethod
+    def of(cls, trees: Sequence[Path]) -> _OwnModules:
+        """The modules of the repository in these folders."""
+        return cls(
+            frozenset({*_packages(trees)} - {"harness"}),
+            frozenset(_single_modules(trees)),
+            frozenset(_installed_from(trees[-1])),
+        )
+
+    def have(self, name: str, file: str) -> bool:
+        """Whether a module is the repository's, by its name, or by its file."""
+        words = name.split(".")
+        alone = name in self.modules and Path(file).parent.name in _INSTALLED
+        return alone or file in self.files or not self.packages.isdisjoint({words[0], ".".join(words[:2])})
 
 
 def digest(file: Path) -> str:
@@ -134,6 +185,43 @@ def digest(file: Path) -> str:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    """Put a function in place of one of `os`, which can do the same."""
+    before = getattr(os, name)
+    for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
+        if before in able:
+            able.add(function)
+    setattr(os, name, function)
+
+
+def _is_below(file: str, folder: str) -> bool:
+    """Whether a path lies in a folder, or is the folder. Both are full, without links."""
+    return file.startswith(folder) and file[len(folder) :][:1] in ("", "/")
+
+
+def _mapped() -> set[str]:
+    """Files that are mapped into the memory of this process, such as libraries that another library needs."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return set()
+    return {words[5] for line in lines if len(words := line.split(None, 5)) == 6 and words[5].startswith("/")}
+
+
+def _only_writes(flags: int) -> bool:
+    """Whether a file is opened without reading what it held before: a file to read and write isn't made anew."""
+    return bool(flags & os.O_WRONLY) or bool(flags & os.O_RDWR and flags & os.O_CREAT)
+
+
+def _keeps_by_content(folder: str) -> bool:
+    return folder in _KEPT_BY_CONTENT or folder.startswith(_INDUCTOR)
+
+
+def _full(name: str | bytes) -> str:
+    text = os.fsdecode(name)
+    return text if text.startswith("/") else str(_here() / text)
 
 
 def _named_by(variable: str) -> str:
@@ -171,7 +259,7 @@ def _here() -> Path:
 
 
 @cache
-def _source(file: str) -> str:
+def source_of(file: str) -> str:
     """The full path of a file without links; of the source where Python has kept a module compiled."""
     file = os.path.realpath(file)
     if not file.endswith(".pyc"):
@@ -189,19 +277,39 @@ def _standard(file: str) -> bool:
 
 
 def _packages(trees: Iterable[Path]) -> Iterator[str]:
-    """Names of the packages whose sources lie in a repository: at its top, or in a folder such as src."""
+    """Names of the packages whose sources lie in a repository: at its top, in a folder such as src, or one deeper.
+
+    A package one deeper is of a namespace, such as company.kernels in src.
+    """
     for top in trees:
-        for found in (*top.glob("*/__init__.py"), *top.glob("*/*/__init__.py")):
-            if not (found.parents[1] / "__init__.py").is_file():
-                yield found.parent.name
+        for place in _places(top):
+            for found in (*place.glob("*/__init__.py"), *place.glob("*/*/__init__.py")):
+                inside = found.parent.relative_to(place)
+                if len(inside.parts) == 1 or not (found.parents[1] / "__init__.py").is_file():
+                    yield ".".join(inside.parts)
+
+
+def _single_modules(trees: Iterable[Path]) -> Iterator[str]:
+    """Names of modules of one file that lie in a repository, at its top or in a folder such as src."""
+    yield from (found.stem for top in trees for place in _places(top) for found in place.glob("*.py"))
+
+
+def _places(top: Path) -> Iterator[Path]:
+    """The folders of a repository that hold modules and packages, as far as these may have been installed from there.
+
+    A folder that is itself a package isn't one.
+    """
+    yield top
+    yield from (place for place in top.glob("[!.]*/") if place.is_dir() and not (place / "__init__.py").is_file())
 
 
 def _installed_from(top: Path) -> Iterator[str]:
-    """Names of the modules of every distribution that pip installed from the repository, or from a wheel in it."""
+    """The files of every distribution but the harness that pip installed from the repository, or from a wheel in it."""
     for distribution in importlib.metadata.distributions():
         try:
             url = urlparse(json.loads(distribution.read_text("direct_url.json") or "{}").get("url", ""))
         except ValueError:
             continue
         if url.scheme == "file" and Path(unquote(url.path)).resolve().is_relative_to(top):
-            yield from {file.parts[0].partition(".")[0] for file in distribution.files or ()}
+            own = [file for file in distribution.files or () if file.parts[0] != "harness"]
+            yield from (os.path.realpath(file.locate()) for file in own)

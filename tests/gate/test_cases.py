@@ -12,7 +12,7 @@ import pytest
 from harness.errors import InputError
 from harness.gate import case_lists
 from harness.model import Case, Job, Scenario, Timing
-from harness.ops import Catalogue, Op, Tensor
+from harness.ops import Catalogue, Extremes, Op, Tensor
 from harness.processes.messages import Surveyed
 from harness.scenario import Selection
 
@@ -193,6 +193,17 @@ def test_a_base_that_does_not_tell_its_checks_is_not_taken_for_lax(
     asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
     found = case_lists.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
     assert [text[: len(start)] for text, start in zip(found, words, strict=True)] == words
+    spared = tuple((op, what, 0.0) for op, *_ in checks or () for what in ("all",))
+    told = case_lists.common(asked, Surveyed((loaded,), (), checks=checks, spared=spared), catalogue, CUDA).laxer
+    assert told == found, "the base spares all"
+
+
+def test_a_base_that_spares_less_is_told(catalogue: Catalogue, write: Write) -> None:
+    asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
+    prelu = replace(catalogue["prelu"], extremes=Extremes({"nan": "a reason"}))
+    base = Surveyed(((),), (), checks=(("prelu", "float32", 1.0, 1.0),), spared=())
+    found = case_lists.common(asked, base, {**catalogue, "prelu": prelu}, CUDA).laxer
+    assert found == ("prelu isn't checked with extreme values (nan) in its inputs now",)
 
 
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:

@@ -145,6 +145,15 @@ def test_a_pair_is_forked_from_a_nursery_of_its_own(log: list[tuple[str, str]]) 
     ] * 3
     assert {each.root for each in FakeNursery.made} == {None}, "each side has a harness of its own"
     FakeNursery.made.clear()
+    there = FakeNursery(None)
+    made, _ = pairs()
+    made.nursery = there  # type: ignore[assignment]
+    for _ in range(2):
+        made.measure("screen", 2, {"base": both, "now": both})
+    assert [sorted(each.sides) for each in FakeNursery.made] == [["base", "now"]] * 4, (
+        "the first pair has what is there"
+    )
+    FakeNursery.made.clear()
     pairs(ahead=2)[0].measure("screen", 3, {"base": both, "now": both})
     assert not FakeNursery.made
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import source
 from harness.errors import UsageError
-from harness.gate import measuring, submodules
+from harness.gate import measuring, submodules, used_code
+from harness.gate.git import shown
 from harness.gate.opened import Opened
 from harness.gate.preparing import prepared
-from harness.gate.records import Revision
+from harness.gate.records import Revision, UsedCode
 from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.processes.surroundings import Surroundings
+from harness.processes.used import digest
 from tests.gate.foreign import git, write
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -50,6 +55,38 @@ def test_submodules_have_the_commits_of_the_base(top: Path) -> None:
             assert ((base.folder / place).read_text(), (top / place).read_text()) == ("first", "second")
     assert set(submodules.listed(top)) >= {"a.py", "sub/a.py", "sub/sub/a.py"}
     assert {"a.py", "sub/a.py", "sub/sub/a.py"} <= set(submodules.changed(top, "one"))
+
+
+def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(top: Path) -> None:
+    """As CI jobs have them. No branch of the submodule names the commit that the job fetched."""
+    short = top.parent / "short"
+    git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
+    first = submodules.at(short, "one")["sub"]
+    git(short, "clone", "--quiet", "--depth=1", f"file://{top / 'sub'}", "sub")
+    git(short / "sub", "fetch", "--quiet", "--depth=1", "origin", first)
+    with Repository(short, ()).worktree("one", "base") as base:
+        assert base.folder
+        assert ((base.folder / "sub" / "a.py").read_text(), (short / "sub" / "a.py").read_text()) == ("first", "second")
+
+
+def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9.txt")
+    write(top / odd, "")
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "--message=an odd name")
+    with Repository(top, ()).worktree("HEAD", "base") as base:
+        assert base.folder
+        assert (base.folder / odd).is_file()
+    assert odd in set(submodules.listed(top))
+    assert [shown(name) for name in submodules.changed(top, "HEAD~1")] == ["caf\ufffd.txt"]
+
+
+def test_a_cache_in_the_repository_is_no_change_of_it(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of a worktree, such as base.lock, would count as a lock file of software."""
+    monkeypatch.setenv("HARNESS_CACHE", str(top / ".cache"))
+    write(top / "new.py", "")
+    with Repository(top, ()).worktree("HEAD", "base"):
+        assert list(submodules.changed(top, "HEAD")) == ["new.py"]
 
 
 def test_a_submodule_without_the_commit_is_named_with_what_to_do(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +174,36 @@ def test_files_that_any_process_opens_are_noted(tmp_path: Path) -> None:
         assert opened.so_far() == ({tmp_path / "a.h"} if opened.complete else frozenset())
     with Opened([tmp_path / "gone"]) as nothing:
         assert not nothing.complete
+
+
+def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, side: Checkout) -> None:
+    """Also modules that Python has kept compiled, as a process that an op starts reads them. Other software isn't."""
+    assert side.home
+    write(top / ".gitignore", "build/\n/venv/\n__pycache__/\n")
+    compiled = importlib.util.cache_from_source("pkg/c.py")
+    watched = ("build/include/a.h", "build/libk.so.1", "build/log.txt", "venv/lib/b.py", compiled)
+    for name in (*watched, "venv/pyvenv.cfg", "pkg/c.py"):
+        write(top / name, "")
+    module = side.home / "site" / "mykern" / "worker.py"
+    write(module, "")
+    kept = Path(importlib.util.cache_from_source(module))
+    write(kept, "")
+    with used_code.watched(Repository(top, ()), [replace(side, folder=None)]) as opened:
+        for file in (*(top / name for name in watched), kept):
+            file.read_text()
+        found = opened.so_far()
+    assert opened.complete
+    assert found == {*(top / name for name in ("build/include/a.h", "build/libk.so.1", "pkg/c.py")), module}
+
+
+def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
+    """Of the working tree alone. What was made for a side, and what lies elsewhere, may be written by the side."""
+    with Repository(top, ()).here() as now:
+        files = [(name, digest(top / name)) for name in ("a.py", "sub/a.py")]
+        used = UsedCode(now=(*files, ("{made}/site/b.py", "1"), ("/elsewhere/c.so", "2"), (".git/HEAD", "3")))
+        assert used_code.edited(now, used) == ()
+        write(top / "sub" / "a.py", "third")
+        assert used_code.edited(now, used) == ("sub/a.py",)
 
 
 class Quiet:

@@ -106,6 +106,24 @@ def test_a_plugin_of_the_repository_has_a_past_too(top: Path, tmp_path: Path) ->
         assert older.plugins == (elsewhere,)
 
 
+def test_a_link_in_the_repository_leads_where_each_side_has_it(top: Path, tmp_path: Path) -> None:
+    """Otherwise a link to slower code would be compared with the slower code of the base, which nothing uses there."""
+    for version in ("v1", "v2"):
+        write(top / version / "op.py", version)
+    (top / "current").symlink_to("v1")
+    (top / "link.py").symlink_to("v1/op.py")
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "--message=links")
+    for link, target in (("current", "v2"), ("link.py", "v2/op.py")):
+        (top / link).unlink()
+        (top / link).symlink_to(target)
+    (tmp_path / "way").symlink_to(top)
+    plugins = [top / "link.py", tmp_path / "way" / "current" / "op.py"]
+    with Repository.find(plugins).worktree("HEAD", "base") as base:
+        assert [plugin.read_text() for plugin in plugins] == ["v2", "v2"]
+        assert [plugin.read_text() for plugin in base.plugins] == ["v1", "v1"]
+
+
 def write(file: Path, text: str = "") -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.ops import Op
-from harness.processes.strictness import laxer, strictness
+from harness.ops import Extremes, Op, Tensor
+from harness.processes.strictness import laxer, newly_spared, spared, strictness
 
 
 def op(**fields: Any) -> Op:
@@ -57,3 +57,34 @@ def test_what_became_laxer_is_told(before: dict[str, Any], now: dict[str, Any], 
 
 def test_an_op_that_is_gone_is_left_to_others() -> None:
     assert laxer(strictness([op()]), {}) == ()
+
+
+def exempt(*names: str, **largest: float) -> dict[str, Any]:
+    return {"extremes": Extremes(dict.fromkeys(names, "a reason"), largest, "a reason" if largest else "")}
+
+
+OWN_INPUTS = {"make": lambda ctx: None}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, []),
+        ({}, exempt("nan"), ["extreme values (nan)"]),
+        (exempt("nan"), exempt("nan", "x.infinity"), ["extreme values (x.infinity)"]),
+        (exempt("nan", "x"), exempt("x.nan", "x.infinity"), []),
+        (exempt("all"), exempt("nan", float32=10.0), []),
+        (exempt("nan"), {}, []),
+        ({}, exempt(float32=2.0**60), ["numbers above 1.15292e+18 (largest float32)"]),
+        (exempt(float32=100.0), exempt(float32=10.0), ["numbers above 10 (largest float32)"]),
+        (exempt(float32=10.0), exempt(float32=100.0), []),
+        ({}, OWN_INPUTS, ["extreme values (all)"]),
+        (OWN_INPUTS, exempt("nan"), []),
+    ],
+)
+def test_extreme_values_that_are_no_longer_tried_are_told(
+    before: dict[str, Any], now: dict[str, Any], words: list[str]
+) -> None:
+    inputs = {"inputs": (Tensor("x", ("N",)),)}
+    found = newly_spared(spared([op(**inputs, **before)]), ["mine", "gone"], {"mine": op(**inputs, **now)})
+    assert found == tuple(f"mine isn't checked with {text} in its inputs now" for text in words)

@@ -63,6 +63,10 @@ def used_by(top: Path, code: str, **variables: str) -> list[str]:
         ("open('log.txt', 'w').write('what it writes is no code of it')", []),
         ("open(os.dup(0)).close()", []),
         (
+            "open(b'kernel.cu').read(); open('lib.so', 'r+').read(); open('early.txt', 'w+').read()",
+            ["kernel.cu", "lib.so"],
+        ),
+        (
             "import ctypes\ntry:\n    ctypes.CDLL('./lib.so')\nexcept OSError:\n    pass",
             ["lib.so"],
         ),
@@ -88,24 +92,33 @@ def test_a_repository_below_the_folder_of_a_python_counts(top: Path) -> None:
     assert used_by(top, "sys.prefix = sys.base_prefix = str(top.parent); import late") == ["early.py", "late.py"]
 
 
-@pytest.mark.parametrize("how", ["by name", "by pip"])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("by name", "mykern"), ("by name", "late"), ("by name", "company.kernels"), ("by pip", "mykern_cuda")],
+)
 def test_a_module_that_was_installed_from_the_folder_is_told(
-    top: Path, tmp_path_factory: pytest.TempPathFactory, how: str
+    top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str
 ) -> None:
     """It lies among the packages of this Python, beside other packages, of which none counts."""
     site = tmp_path_factory.mktemp("site") / "site-packages"
-    site.mkdir()
-    name = {"by name": "mykern", "by pip": "mykern_cuda"}[how]
-    for module in (name, "theirs"):
-        (site / f"{module}.py").write_text("")
+    (site / "company").mkdir(parents=True)
+    (top / "src" / "company" / "kernels").mkdir(parents=True)
+    (top / "src" / "company" / "kernels" / "__init__.py").touch()
+    (top / "bench").mkdir()
+    (top / "bench" / "theirs.py").touch()  # an op's file has the name of a package, which is not installed from it
+    (site / "theirs").mkdir()
+    (site / "theirs" / "__init__.py").touch()
+    for module in (name, "company.others"):
+        (site / f"{module.replace('.', '/')}.py").write_text("")
         info = site / f"{module}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (info / "RECORD").write_text(f"{module}.py,,\n")
+        (info / "RECORD").write_text(f"{module.replace('.', '/')}.py,,\n")
     if how == "by pip":
         (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
-    code = f"sys.path.insert(0, {str(site)!r}); import {name}, theirs"
-    assert used_by(top, code) == sorted([str(site / f"{name}.py"), "early.py"], key=lambda f: str(top / f))
+    code = f"sys.path[:0] = [{str(site)!r}]; sys.path.remove(str(top / 'src')); import {name}, theirs, company.others"
+    found = [str(site / f"{name.replace('.', '/')}.py"), "early.py"]
+    assert used_by(top, code) == sorted(found, key=lambda f: str(top / f))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +129,8 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
         ("subprocess.run('cat ' + {outside!r}, shell=True, stdout=subprocess.DEVNULL)", ["{outside}"]),
         ("subprocess.run(['cat', 'kernel.cu'], stdout=subprocess.DEVNULL)", ["kernel.cu"]),
         ("open('/etc/hosts').read()", []),
+        ("open(os.fsencode({outside!r}), 'r+b').read()", ["{outside}"]),
+        ("open({outside!r}, 'a+').write('')", []),
     ],
 )
 def test_files_outside_and_what_commands_name_are_told(
@@ -144,7 +159,7 @@ def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
         "triton/CD34/softmax.json",
         "driver/ComputeCache/2",
     ]
-    by_name = ["home/.cache/mine/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so"]
+    by_name = ["home/.cache/mine/fast.cubin", "home/.nvtuned/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so"]
     for name in (*alike, *by_name):
         file = elsewhere / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -168,3 +183,40 @@ def test_a_variable_that_names_everything_leaves_nothing_out(
     outside = tmp_path_factory.mktemp("kept") / "fast.so"
     outside.write_text("")
     assert str(outside) in used_by(top, f"open({str(outside)!r}).read()", CUDA_HOME="/", CUDA_PATH="")
+
+
+def test_a_library_that_another_library_needs_is_told(top: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nobody but the loader of libraries opens it. What is loaded before the code that is measured doesn't count."""
+    outside = tmp_path_factory.mktemp("libraries")
+    (outside / "first.so").write_text("x")
+    (outside / "second.so").write_text("x")
+    map_it = (
+        "import ctypes, mmap\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def map_it(name):\n"
+        "    file = libc.open(name.encode(), os.O_RDONLY)\n"
+        "    return mmap.mmap(file, 0, prot=mmap.PROT_READ)\n"
+    )
+    code = (
+        f"{map_it}first = map_it({str(outside / 'first.so')!r}); watch.libraries_loaded()\n"
+        f"second = map_it({str(outside / 'second.so')!r})"
+    )
+    assert str(outside / "second.so") in (found := used_by(top, code))
+    assert str(outside / "first.so") not in found
+
+
+def test_what_the_code_asks_about_is_told_without_a_digest(top: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A file that decides by its presence, or by its mode. The functions of `os` can do what they could."""
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
+    code = (
+        f"(top / 'use_slow').exists(); os.access('kernel.cu', os.X_OK); os.path.isfile({elsewhere!r}); import shutil\n"
+        "os.stat(0); os.stat('early.py', dir_fd=os.open('.', 0))\n"
+        "shutil.copy2('lib.so', 'copy.so', follow_symlinks=False)"
+    )
+    program = PROGRAM.replace("if len(digest) == 64", "if not digest")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(top), code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    asked = {str(Path(file).relative_to(top)) for file in json.loads(done.stdout)}
+    assert {"use_slow", "kernel.cu"} <= asked
+    assert not asked & {"src/__init__.py", "src/company/__init__.py"}

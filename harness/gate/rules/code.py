@@ -30,6 +30,9 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "code", "undecided", message, "name the file with your ops: --ops mine.py, or --prepare a package"
         )
+    if evidence.edited:
+        message = f"edited while the gate ran: {_named(evidence.edited, _MOST_NAMED)}"
+        yield Finding("code", "undecided", message, "run the gate again, and leave the working tree alone meanwhile")
     if used.unused:
         message = f"changed, but used by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
         yield Finding("code", "note", message)

@@ -49,7 +49,8 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
         text, needs = f"not compared: ok now; in {base} it {before}", found.base
     if needs_other(needs):  # the machine or its software can't do it, so it says nothing about the code
         return Finding("uncompared", "note", text, "", found.case)
-    return Finding("uncompared", "undecided", text, f"name a base that can measure it; {_ACCEPT}", found.case)
+    advice = f"name a base that can measure it; what git ignores, a base gets by --prepare CMD with {{root}}; {_ACCEPT}"
+    return Finding("uncompared", "undecided", text, advice, found.case)
 
 
 def _is_short(found: CaseEvidence) -> bool:

@@ -30,3 +30,13 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.severity == "note"
     assert "part0.py, part1.py" in finding.message
     assert finding.message.endswith("part19.py and 2 more")
+
+
+def test_files_that_were_edited_meanwhile_leave_it_undecided() -> None:
+    [finding] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES), edited=("lib/helper.py",)))
+    assert (finding.severity, finding.message) == ("undecided", "edited while the gate ran: lib/helper.py")
+
+
+def test_it_is_the_same_code_only_if_no_file_that_a_side_used_or_asked_about_changed() -> None:
+    assert UsedCode(FILES, FILES, complete=True, unused=("README.md",)).same
+    assert not UsedCode(FILES, FILES, complete=True, changed=("mine.py",)).same, "its mode may be another one"

@@ -21,12 +21,17 @@ _VIEWER = "https://ui.perfetto.dev"
 
 def write(found: Timeline, trace: Path, folder: Path) -> list[Path]:
     """Write the page and its plot into `folder`, and give their paths. trace: the file that the page names."""
+    return save(page(found, trace), found, folder)
+
+
+def save(made: Page, found: Timeline, folder: Path) -> list[Path]:
+    """Write a page with the plot of a timeline into `folder`, and give their paths."""
     from harness.report import timeline_plot
     from harness.report.formats import markdown
 
     (folder / FIGURE).parent.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    path.write_text(markdown.render(page(found, trace)), encoding="utf-8")
+    path.write_text(markdown.render(made), encoding="utf-8")
     return [path, *timeline_plot.draw(found, folder / FIGURE)]
 
 

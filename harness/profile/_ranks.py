@@ -1,0 +1,162 @@
+"""What the traces of several ranks of one program hold: each rank's steps, and its collectives.
+
+A rank and its host stand in the trace, as torch's profiler writes them where torch.distributed was in use, else the
+rank stands in the file's name (`trace.rank3.json.gz`). Steps are told by marks of `_steps`, or by torch's own
+annotations `ProfilerStep#7`. A step ends on a GPU where the last kernel ends that the host launched before the mark:
+the host runs ahead of the GPU.
+
+On a GPU the collectives are NCCL's kernels, elsewhere gloo's annotations. A collective counts if no rank can leave it
+before every rank has arrived: all-reduce, all-gather, reduce-scatter, all-to-all and barrier. The root of a broadcast
+may be done before the others begin.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import foreign
+from harness.errors import UsageError
+from harness.profile import _trace
+from harness.profile._trace import BEGIN, GPU, RUNTIME, STEP, Loaded, Trace, arguments, interval
+
+_IN_NAME = re.compile(r"rank[-_.]?([0-9]{1,6})(?![0-9])")
+_STEP_OF_TORCH = re.compile(r"ProfilerStep#[0-9]+$")
+_ANNOTATION = "user_annotation"
+_EVERYBODY_WAITS = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
+_NCCL = re.compile(r"nccl", re.IGNORECASE)
+_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
+_LARGEST_RANK = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective on one rank. group: whose ranks take part in it. name: such as all_reduce. start, end: seconds."""
+
+    group: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one rank's trace holds; all times are in seconds since the trace's first event.
+
+    host: the name of the machine, '' where the trace doesn't tell. since: that first event, in seconds since the first
+    event of the lowest rank's trace by the two machines' own clocks. edges: the begin of the first step, and the end of
+    each step; empty where the trace tells of no steps. collectives: in the order of their starts.
+    """
+
+    rank: int
+    path: Path
+    host: str
+    since: float
+    trace: Trace
+    edges: tuple[float, ...]
+    collectives: tuple[Collective, ...]
+
+
+def read(paths: Sequence[Path]) -> tuple[Recorded, ...]:
+    """The recordings of several ranks, the lowest rank first.
+
+    Raises UsageError for a file that isn't a trace, for one that doesn't tell its rank, and for two of one rank.
+    """
+    every: dict[int, Loaded] = {}
+    for path in paths:
+        loaded = _trace.load(path)
+        rank = _rank(loaded)
+        if rank in every:
+            raise UsageError(
+                f"{path}: is of rank {rank}, and so is {every[rank].path.name}",
+                "leave one trace of each rank in the folder: of one recording, at the same steps",
+            )
+        every[rank] = loaded
+    first = every[min(every)]
+    return tuple(_recorded(rank, every[rank], first) for rank in sorted(every))
+
+
+def _rank(loaded: Loaded) -> int:
+    told = loaded.head.get("distributedInfo")
+    rank = told.get("rank") if isinstance(told, dict) else None
+    if isinstance(rank, int) and 0 <= rank <= _LARGEST_RANK:
+        return rank
+    if named := _IN_NAME.search(loaded.path.name):
+        return int(named[1])
+    raise UsageError(
+        f"{loaded.path}: doesn't tell which rank it is of",
+        "name the rank in the file's name: trace.rank3.json.gz; 'harness profile torch -- torchrun ...' does so",
+    )
+
+
+def _recorded(rank: int, loaded: Loaded, lowest: Loaded) -> Recorded:
+    trace, first = _trace.spans(loaded), _trace.origin(loaded)
+    # The two parts are subtracted apart: their sum has more digits than a float.
+    since = (_base(loaded) - _base(lowest)) * _NANOSECOND + (first - _trace.origin(lowest)) * _MICROSECOND
+    host = loaded.head.get("host_name")
+    return Recorded(
+        rank=rank,
+        path=loaded.path,
+        host=foreign.name(host) if isinstance(host, str) else "",
+        since=since,
+        trace=trace,
+        edges=tuple(_edges(loaded, first, trace)),
+        collectives=tuple(_collectives(loaded, first)),
+    )
+
+
+def _base(loaded: Loaded) -> int:
+    """The nanosecond that the file's times count from; 0 in files of older versions, which count from 1970."""
+    told = loaded.head.get("baseTimeNanoseconds", 0)
+    return told if isinstance(told, int) else 0
+
+
+def _edges(loaded: Loaded, first: float, trace: Trace) -> list[float]:
+    """Where steps begin and end on the device."""
+    annotations = [event for event in loaded.complete if event["cat"] == _ANNOTATION]
+    ours = [interval(event, first)[0] for event in annotations if event["name"] in (BEGIN, STEP)]
+    torchs = [interval(event, first) for event in annotations if _STEP_OF_TORCH.match(event["name"])]
+    marks = sorted(ours or [*(start for start, _ in torchs[:1]), *(end for _, end in torchs)])
+    if len(marks) < 2 or not trace.on_gpu:
+        return marks if len(marks) > 1 else []
+    launched = sorted(_launched(loaded, first))
+    ends, latest = list[float](), 0.0
+    for _, end in launched:
+        latest = max(latest, end)
+        ends.append(latest)
+    before = (bisect_right(launched, (mark, float("inf"))) for mark in marks)
+    return [ends[count - 1] if count else mark for count, mark in zip(before, marks, strict=True)]
+
+
+def _launched(loaded: Loaded, first: float) -> Iterator[tuple[float, float]]:
+    """When the host launched each kernel, and when the kernel ended. Where it isn't told, the kernel's start stands."""
+    calls = {
+        number: interval(event, first)[0]
+        for event in loaded.complete
+        if event["cat"] in RUNTIME and isinstance(number := arguments(event).get("correlation"), int)
+    }
+    for event in loaded.complete:
+        if event["cat"] in GPU:
+            start, end = interval(event, first)
+            number = arguments(event).get("correlation")
+            yield calls.get(number, start) if isinstance(number, int) else start, end
+
+
+def _collectives(loaded: Loaded, first: float) -> Iterator[Collective]:
+    """The collectives in which all ranks of a group wait for each other."""
+    events = _trace.of_steps(loaded.complete)
+    kernels = [event for event in events if event["cat"] == "kernel" and _NCCL.search(event["name"])]
+    found: Iterable[dict[str, Any]] = kernels or (
+        event for event in events if event["cat"] == _ANNOTATION and event["name"].startswith("gloo:")
+    )
+    for event in found:
+        told = arguments(event)
+        name = told.get("Collective name")
+        kind = _EVERYBODY_WAITS.search(name if isinstance(name, str) else event["name"])
+        if kind:
+            group = " ".join(str(told.get(key, "")) for key in ("Process Group Name", "Process Group Ranks"))
+            yield Collective(foreign.name(group), kind[0].replace("_", "").lower(), *interval(event, first))

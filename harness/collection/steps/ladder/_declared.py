@@ -13,7 +13,7 @@ from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._rungs import AUTOTUNE, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Case, Work
-from harness.ops import ANY_DEVICE, Context, Launch, Op, Symbols, Tensors
+from harness.ops import ANY_DEVICE, Context, Launch, Op, Symbols, Tensors, Variant
 
 DTYPES = ("bfloat16", "float16")
 BASELINE = "float32"
@@ -83,6 +83,13 @@ def _add(made: Op, rung: LadderRung, sheet: StepSheet) -> None:
     options: dict[str, Any] = {"role": rung.role, "arithmetic": rung.arithmetic, "devices": (ANY_DEVICE,)}
     options["unsupported"] = partial(_unsupported, rung, sheet)
     made.variant(rung.name, rung.summary, **options)(partial(_prepare, rung=rung, sheet=sheet))
+
+
+def step_of(variant: Variant) -> tuple[LadderRung, StepSheet] | None:
+    """The rung and the step that a variant of such an op is; None for other variants, a plug-in's too."""
+    known = getattr(variant.prepare, "keywords", {})
+    rung, sheet = known.get("rung"), known.get("sheet")
+    return (rung, sheet) if isinstance(rung, LadderRung) and isinstance(sheet, StepSheet) else None
 
 
 def _unsupported(rung: LadderRung, sheet: StepSheet, case: Case) -> str | None:

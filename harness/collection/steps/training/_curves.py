@@ -63,9 +63,9 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     values = case.values
     dtype, layout = getattr(torch, case.dtype), str(values.get("layout", "nchw"))
     setup = Setup(str(values["model"]), size, seed, device, dtype, layout, clip=clip_of(case))
-    _free(device)  # what a training has left that failed
+    free(device)  # what a training has left that failed
     with ExitStack() as modes:
-        modes.callback(_free, device)
+        modes.callback(free, device)
         modes.enter_context(math_modes(rung.tf32))
         if rung.compiled:
             modes.callback(forget_compiled)
@@ -161,7 +161,7 @@ def _next_words(given: Any) -> Any:
     return given._replace(tokens=tokens, labels=tokens.roll(1, 1))
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Give back the memory of a training: several processes may train on one device."""
     import torch
 

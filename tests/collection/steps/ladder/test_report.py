@@ -88,3 +88,45 @@ def test_a_ladder_without_any_time_says_nothing_to_use(lines):
         "float32 isn't among them (crashed): the step itself fails, as the file has it: ValueError: x"
     ]
     assert sections.sections(found) == []
+
+
+def learned(variant, *means, steps=50):
+    series = (("means", means), ("forced", ()), *((f"losses_{n}", (1.0, m)) for n, m in enumerate(means, 1)),
+              *((f"skipped_{n}", ()) for n, _ in enumerate(means, 1)))  # fmt: skip
+    values = (("steps", steps), ("size", 32), ("seeds", len(means)), ("loss", sum(means) / len(means)), ("last", 1.0))
+    return Attachment(case(variant).id, "losses", values, series=series)
+
+
+def test_without_several_seeds_the_recommendation_says_how_to_compare_losses(lines):
+    _, found = lines()
+    assert sections.sections(found)[0].blocks[0].text.endswith("weren't compared: --seeds 5 does so.")
+
+
+def test_the_recommended_rung_keeps_its_losses_within_the_seeds_spread(lines):
+    """patched is the fastest, and learns otherwise; graph is the next one; compile's training failed."""
+    traces = (
+        learned("float32", 1.0, 1.1, 1.2), learned("patched", 1.3, 1.3, 1.3), learned("graph", 1.1, 1.1, 1.12),
+        learned("amp", 1.1, 1.1, 1.12), learned("fused_optimizer", 1.0, 1.0, 1.3),
+    )  # fmt: skip
+    _, found = lines(attachments=traces)
+    every = sections.sections(found)
+    told, *failed = [block.text for block in every[0].blocks if isinstance(block, Note)]
+    assert told.startswith("Use graph (bfloat16, B32)")
+    assert told.endswith(
+        "Its mean loss over 50 steps from 3 seeds, 1.1067, lies within the spread of float32's seeds, 1.0000 to 1.2000."
+    )
+    assert "compile isn't among them: it wasn't trained from several seeds" in failed
+    off = "its mean loss from several seeds is 1.3000; 1.0000 to 1.2000 is their spread in float32"
+    assert f"patched isn't among them: {off}" in failed
+    losses = next(section for section in every if section.title == "Losses")
+    texts = [block.text for block in losses.blocks if isinstance(block, Note)]
+    assert "The mean losses of 3 of 4 rungs lie within the spread of the seeds of float32" in " ".join(texts)
+    assert "overflow" not in " ".join(texts)
+    assert any("3 of 4 rungs lie within" in note.text for note in sections.verdicts(found))
+
+
+def test_a_ladder_whose_baseline_wasnt_trained_judges_no_losses(lines):
+    _, found = lines(attachments=(learned("patched", 1.3, 1.3, 1.3), learned("amp", 1.0, 1.1, 1.2)))
+    told = sections.sections(found)[0].blocks[0].text
+    assert told.startswith("Use patched")
+    assert told.endswith("weren't compared: --seeds 5 does so.")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from harness.scenario import Plan
 
 app = alone()
+_BATCH = 32
+"""Items of a batch of a library's model, unless told."""
 _STEPS = 50
 """Steps of a training from one of several seeds, unless told."""
 EXAMPLES = (
@@ -62,7 +64,9 @@ def command(
     model: Annotated[
         str | None, typer.Option(metavar="LIBRARY:NAME", help="timm:NAME or transformers:NAME, in place of a file.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Items of a batch, with --model.")] = 32,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Items of a batch, with --model; 32 unless told.")
+    ] = None,
     device: Device = None,
     only: Only = None,
     variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these rungs.")] = None,
@@ -105,12 +109,12 @@ def command(
     from harness.cli import dry_run as preview
     from harness.scenario import Selection
 
-    _refuse(step, model, seeds, steps)
+    _refuse(step, model, batch, seeds, steps)
     if resume is not None:
         output = running.resumed(resume, output)
     kind = devices.choose(device)
     source = str(step or model)
-    found = ladder.laddered(source, kind, batch)
+    found = ladder.laddered(source, kind, batch or _BATCH)
     folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     selection = Selection(
         device=kind,
@@ -147,7 +151,7 @@ def command(
     _end(run, folder, plugin, quiet=quiet)
 
 
-def _refuse(step: Path | None, model: str | None, seeds: int | None, steps: int | None) -> None:
+def _refuse(step: Path | None, model: str | None, batch: int | None, seeds: int | None, steps: int | None) -> None:
     """Raise UsageError for arguments that name no step, or two, and for options that need another one."""
     if (step is None) == (model is None):
         raise UsageError(
@@ -155,6 +159,8 @@ def _refuse(step: Path | None, model: str | None, seeds: int | None, steps: int 
         )
     if step is not None and not step.is_file():
         raise UsageError(f"{step}: there is no such file", "name a file that gives model, batch and loss")
+    if step is not None and batch is not None:
+        raise UsageError("--batch is for --model", f"let batch() in {step} give a batch of {batch}")
     if steps is not None and seeds is None:
         raise UsageError("--steps is for trainings from several seeds", "add --seeds 5, or leave --steps out")
 

@@ -86,6 +86,7 @@ def test_losses_from_several_seeds_are_part_of_the_recommendation(harness: Harne
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ([STEP, "--batch=64"], "--batch is for --model"),
         ([STEP, "--steps=20"], "--steps is for trainings from several seeds"),
         ([], "name either a file or --model"),
         (["nowhere.py"], "nowhere.py: there is no such file"),

@@ -35,21 +35,17 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the scenario, but for its variants. answer: what `survey` gave."""
     sheet = _sheet(answer)
     source = Path(sheet.source).name if sheet.digest else sheet.source
-    left = sheet.patched.partition("\n")[0]
+    counts = sheet.patched.partition("\n")[0]
     return {
         "title": f"Training steps of {source}, rung by rung",
         "op": sheet.name,
         "shape": (("B", sheet.size),),
         "dtypes": DTYPES,
         "baseline": BASELINE,
-        "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {left}.",
+        "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {counts}.",
         "source": source,
         # From these a report without the plug-in knows what the code of a rung begins with.
-        "tags": (
-            "ladder",
-            *(f"gives:{name}" for name in sheet.gives),
-            *(["ours:adamw"] if _rungs.has_ours(sheet) else []),
-        ),
+        "tags": ("ladder", *_rungs.tags(sheet)),
     }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.collection.steps.ladder import _rungs
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Attachment, Case, Measurement, Work
-from harness.report import sections
+from harness.report import build, sections
 from harness.report.formats import markdown
 from harness.report.frame import by_scenario
 from harness.report.tree import CommandLine, Figure, Note, Table, tables
@@ -61,6 +63,21 @@ def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     assert "'fused': True" in code.text
 
 
+def test_the_code_is_of_what_was_measured_where_only_some_rungs_were(make_run):
+    """Without fused_optimizer and channels_last among the rungs, the rungs above have them all the same."""
+    tags = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), convolutions=True))
+    run = make_run([timed("float32", 0.2), timed("compile", 0.1)], baseline="float32", tags=tags, source="step.py")
+    ((_, found),) = by_scenario(run)
+    code = sections.sections(found)[0].blocks[-1].text
+    assert "'fused': True" in code
+    assert "channels_last" in code
+    foreach = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), fused=False))
+    (rung,) = (one for one in _rungs.of_tags(foreach, ["compile"]) if one.name == "compile")
+    assert (rung.base, rung.optimizer) == ("foreach_optimizer", "foreach")
+    plain = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), fused=False, foreach=False))
+    assert {one.base for one in _rungs.of_tags(plain, ["compile"]) if one.name == "compile"} == {"amp"}
+
+
 def test_the_ladder_and_its_families_stand_below(lines):
     families = (("family_gemm", 0.6), ("family_normalisation", 0.3))
     traces = [
@@ -78,7 +95,7 @@ def test_the_ladder_and_its_families_stand_below(lines):
     assert dict(zip(cells["rung"], cells["compared with"], strict=True)) == {
         "amp": "float32", "fused_optimizer": "amp", "graph": "fused_optimizer"
     }  # fmt: skip
-    assert "## What to use" in markdown.text(run) if hasattr(markdown, "text") else True
+    assert "## What to use" in markdown.render(build.page(run))
 
 
 def test_a_ladder_without_any_time_says_nothing_to_use(lines):

@@ -60,8 +60,7 @@ def program(lines: Sequence[Line], best: Line) -> str:
     """The code of a rung, from what the scenario tells of the file."""
     scenario = best.scenario
     timed = [line.case.variant for line in lines if line.result.time]
-    ours = "ours:adamw" in scenario.tags
-    rung = next((one for one in _rungs.of_names(timed, ours=ours) if one.name == best.case.variant), None)
+    rung = next((one for one in _rungs.of_tags(scenario.tags, timed) if one.name == best.case.variant), None)
     gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
     return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"]) if rung else ""
 

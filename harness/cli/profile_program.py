@@ -66,7 +66,8 @@ def show_ranks(tool: str, traces: Path, output: Path | None, *, refused: bool) -
     if tool != "torch" or refused:
         told = f"{traces} is a folder, which 'harness profile torch --import' alone takes, and without --run"
         raise UsageError(told, "name a folder with one trace of each rank: trace.rank0.json.gz ...")
-    paths = sorted(path for path in traces.iterdir() if path.name.endswith(torch.SUFFIXES))
+    every = (path for path in traces.iterdir() if path.name.endswith(torch.SUFFIXES))
+    paths = sorted(path for path in every if path.name != torch.MERGED)
     if len(paths) < 2:
         raise UsageError(
             f"{traces}: has {len(paths)} traces of torch's profiler, and several ranks have two or more",
@@ -78,8 +79,9 @@ def show_ranks(tool: str, traces: Path, output: Path | None, *, refused: bool) -
 
 def _show(found: RanksProfile, folder: Path) -> None:
     from harness.cli.console import open_console
+    from harness.profile import torch
     from harness.report import ranks_timeline, terminal
 
     terminal.show(ranks_timeline.page(found), open_console())
-    for path in ranks_timeline.write(found, folder):
+    for path in (*ranks_timeline.write(found, folder), torch.merge(found, folder)):
         typer.echo(path)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,10 @@ def read(paths: Sequence[Path]) -> tuple[Recorded, ...]:
 
     Raises UsageError for a file that isn't a trace, for one that doesn't tell its rank, and for two of one rank.
     """
-    every: dict[int, Loaded] = {}
+    every: dict[int, Recorded] = {}
+    origins: dict[int, tuple[int, float]] = {}
     for path in paths:
+        # One at a time: the events take thirty times as much memory as what is kept of them.
         loaded = _trace.load(path)
         rank = _rank(loaded)
         if rank in every:
@@ -75,9 +77,14 @@ def read(paths: Sequence[Path]) -> tuple[Recorded, ...]:
                 f"{path}: is of rank {rank}, and so is {every[rank].path.name}",
                 "leave one trace of each rank in the folder: of one recording, at the same steps",
             )
-        every[rank] = loaded
-    first = every[min(every)]
-    return tuple(_recorded(rank, every[rank], first) for rank in sorted(every))
+        every[rank], origins[rank] = _recorded(rank, loaded), (_trace.base(loaded.head), _trace.origin(loaded))
+    base, first = origins[min(every)]
+
+    def since(rank: int) -> float:
+        # The two parts are subtracted apart: their sum has more digits than a float.
+        return (origins[rank][0] - base) * _NANOSECOND + (origins[rank][1] - first) * _MICROSECOND
+
+    return tuple(replace(every[rank], since=since(rank)) for rank in sorted(every))
 
 
 def _rank(loaded: Loaded) -> int:
@@ -93,26 +100,19 @@ def _rank(loaded: Loaded) -> int:
     )
 
 
-def _recorded(rank: int, loaded: Loaded, lowest: Loaded) -> Recorded:
+def _recorded(rank: int, loaded: Loaded) -> Recorded:
+    """What a trace holds, but for when it began beside other traces."""
     trace, first = _trace.spans(loaded), _trace.origin(loaded)
-    # The two parts are subtracted apart: their sum has more digits than a float.
-    since = (_base(loaded) - _base(lowest)) * _NANOSECOND + (first - _trace.origin(lowest)) * _MICROSECOND
     host = loaded.head.get("host_name")
     return Recorded(
         rank=rank,
         path=loaded.path,
         host=foreign.name(host) if isinstance(host, str) else "",
-        since=since,
+        since=0.0,
         trace=trace,
         edges=tuple(_edges(loaded, first, trace)),
         collectives=tuple(_collectives(loaded, first)),
     )
-
-
-def _base(loaded: Loaded) -> int:
-    """The nanosecond that the file's times count from; 0 in files of older versions, which count from 1970."""
-    told = loaded.head.get("baseTimeNanoseconds", 0)
-    return told if isinstance(told, int) else 0
 
 
 def _edges(loaded: Loaded, first: float, trace: Trace) -> list[float]:

@@ -41,7 +41,7 @@ _MOST_DEVICES = 1024
 _LATEST = 1e18
 """Microseconds; the times of a trace are since 1970, or since the machine's start."""
 _LARGEST = 2**63 - 1
-"""The largest size of a grid, a block or a memory."""
+"""The largest size of a grid, a block or a memory, and the largest number of nanoseconds."""
 _SHORTER = "record fewer steps: a few tell as much as many"
 _RECORD = "record it anew with torch.profiler.profile() and export_chrome_trace(PATH), or with 'harness profile torch'"
 
@@ -97,18 +97,24 @@ def read(path: Path) -> Trace:
 
 def load(path: Path) -> Loaded:
     """The events of a trace. Raises UsageError for a file that isn't a trace."""
-    found, head = _loaded(path)
+    found, head = loaded(path)
     return Loaded(path, tuple(sorted(_complete(found, path), key=lambda event: float(event["ts"]))), head)
 
 
-def origin(loaded: Loaded) -> float:
+def origin(found: Loaded) -> float:
     """The microsecond of the file's clock that the times of `spans` count from: of the first event of the steps."""
-    return float(of_steps(loaded.complete)[0]["ts"])
+    return float(of_steps(found.complete)[0]["ts"])
 
 
-def spans(loaded: Loaded) -> Trace:
+def base(head: Mapping[str, Any]) -> int:
+    """The nanosecond that a file's times count from; 0 in files of older versions, which count from 1970."""
+    told = head.get("baseTimeNanoseconds")
+    return told if isinstance(told, int) and abs(told) <= _LARGEST else 0
+
+
+def spans(of: Loaded) -> Trace:
     """The spans of a trace's steps. Raises UsageError as `read` does."""
-    path, events = loaded.path, of_steps(loaded.complete)
+    path, events = of.path, of_steps(of.complete)
     gpu = [event for event in events if event["cat"] in GPU and event["name"] != MARK]
     operators = [event for event in events if event["cat"] == _OPERATOR]
     runtime = [event for event in events if event["cat"] in RUNTIME]
@@ -120,15 +126,15 @@ def spans(loaded: Loaded) -> Trace:
         )
     if not gpu and not operators:
         raise UsageError(f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}")
-    first = origin(loaded)
+    first = origin(of)
     found = tuple(_kernels(gpu, _by_id(operators), first) if gpu else _operators(operators, first))
     if len({span.place for span in found}) > _MOST_DEVICES:
         raise UsageError(f"{path}: is of more than {_MOST_DEVICES} devices, the limit", _RECORD)
     return Trace(bool(gpu), found, tuple(interval(event, first) for event in (*operators, *runtime)))
 
 
-def _loaded(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The events of a file, as they are in it, and what else it says."""
+def loaded(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """The events of a file, as they are in it, and what else it says. Raises UsageError for a file that isn't one."""
     try:
         found = json.loads(_text(path))
     except (OSError, EOFError, zlib.error, ValueError) as error:

@@ -16,7 +16,7 @@ from harness.errors import MachineError, UsageError
 from harness.families import FAMILIES
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
-from harness.profile import _ranks, _request, _timeline, _trace
+from harness.profile import _merged, _ranks, _request, _timeline, _trace
 from harness.profile._remedies import remedies
 from harness.profile._script import OWN, RANK
 from harness.profile._skew import Skew, skew
@@ -25,9 +25,9 @@ from harness.profile._stragglers import Lateness, verdict
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
-    "A_FILE_A_CASE", "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "RanksProfile", "ScriptProfile", "Timeline",
-    "commands", "failure", "imported", "of_ranks", "of_script", "read", "refuse", "remedies", "timeline", "trace_of",
-    "traces",
+    "A_FILE_A_CASE", "FAMILIES", "MERGED", "SHORT_GAP", "SUFFIXES", "SUMMARY", "RanksProfile", "ScriptProfile",
+    "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script", "read", "refuse", "remedies",
+    "timeline", "trace_of", "traces",
 ]  # fmt: skip
 
 SUMMARY = "shares of the time by kernel and by family; needs nothing else"
@@ -37,6 +37,8 @@ TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
 TRACE_OF_RANK = f"trace.rank{RANK}.json.gz"
 """The name of the trace of one of several ranks."""
+MERGED = "ranks.json.gz"
+"""The name of the traces of all ranks in one file."""
 MOST_KERNELS = 40
 """The most kernels of a case that are kept one by one, the longest kernels: a step of training has hundreds."""
 WINDOW = Window(wait=10, active=5)
@@ -219,6 +221,15 @@ def of_ranks(paths: Sequence[Path]) -> RanksProfile:
     lines = tuple(_timeline.timeline(one.trace) for one in every)
     found = skew(every)
     return RanksProfile(tuple(one.path for one in every), lines, found, verdict(found, lines))
+
+
+def merge(found: RanksProfile, folder: Path) -> Path:
+    """Write the traces of the ranks as one for Perfetto, on the clock of the lowest rank. Gives its path."""
+    file = folder / MERGED
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = found.skew.ranks
+    _merged.write(found.traces, [rank.rank for rank in ranks], [rank.clock.ahead for rank in ranks], file)
+    return file
 
 
 def _words(arguments: Sequence[str]) -> tuple[list[str], bool]:

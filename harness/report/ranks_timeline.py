@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness import units
-from harness.profile.torch import FAMILIES, RanksProfile
+from harness.profile.torch import FAMILIES, MERGED, RanksProfile
 from harness.report import timeline
 from harness.report.tree import Block, Column, Facts, Note, Page, Range, Section, Table, Terms, text_column
 
@@ -34,6 +34,7 @@ def page(found: RanksProfile) -> Page:
             Section("By rank", tuple(_ranks(found))),
             Section("Collectives", tuple(_collectives(found))),
             Section("Ranks by family", tuple(_families(found))),
+            Section("Trace of all ranks", (Note(f"{MERGED} has all ranks on one clock, for {timeline.VIEWER}."),)),
             Section(f"Rank {rank} alone", closest.blocks),
         ),
     )

@@ -16,7 +16,7 @@ FIGURE = "plots/timeline.svg"
 _MOST_KERNELS = 20
 _LONGEST_NAME = 60
 _BUSY = "of busy time"
-_VIEWER = "https://ui.perfetto.dev"
+VIEWER = "https://ui.perfetto.dev"
 
 
 def write(found: Timeline, trace: Path, folder: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def page(found: Timeline, trace: Path) -> Page:
             Section("By family", (_families(found), Figure(FIGURE, _alt(found)), *_meanings(found))),
             Section("By kernel" if found.on_gpu else "By operator", tuple(_kernels(found))),
             Section("Idle time", tuple(_idle(found))),
-            Section("Trace", (Note(f"{trace.name} opens in {_VIEWER}, which shows every kernel and gap."),)),
+            Section("Trace", (Note(f"{trace.name} opens in {VIEWER}, which shows every kernel and gap."),)),
         ),
     )
 

@@ -214,6 +214,9 @@ def test_a_folder_with_traces_of_ranks_is_one_answer(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Rank 1 holds the other ranks up" in done.output
     assert "Rank 1 holds" in (tmp_path / "out" / "timeline.md").read_text()
+    assert (tmp_path / "out" / "ranks.json.gz").is_file()
+    for _ in range(2):  # what was written is no trace of a rank
+        assert profiled("torch", "--import", tmp_path).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -170,6 +171,34 @@ def test_a_rank_stands_in_the_trace_or_in_the_files_name(tmp_path: Path) -> None
     twin.write_text(paths[1].read_text())
     with pytest.raises(UsageError, match="is of rank 1, and so is"):
         tool.of_ranks([twin, paths[1]])
+
+
+def test_one_trace_has_all_ranks_on_one_clock(tmp_path: Path) -> None:
+    found = tool.of_ranks(write(tmp_path, alike(), ranks=3, ahead=[0, 5000, -70], jitter=0))
+    merged = json.loads(gzip.decompress(tool.merge(found, tmp_path / "out").read_bytes()))
+    ends: dict[int, list[float]] = {}
+    for event in merged["traceEvents"]:
+        if event["name"].startswith("nccl"):
+            ends.setdefault(event["pid"], []).append(event["ts"] + event["dur"])
+    assert len(ends) == 3, "each rank has processes of its own"
+    first, *others = ends.values()
+    for other in others:
+        assert other == pytest.approx(first, abs=0.5)
+
+
+def test_the_merged_trace_names_ranks_and_keeps_their_links_apart(tmp_path: Path) -> None:
+    paths = write(tmp_path, alike(), ranks=2)
+    for path in paths:
+        whole = json.loads(path.read_text())
+        whole["traceEvents"] += [
+            {"ph": "M", "name": "process_name", "pid": 99, "args": {"name": "python"}},
+            {"ph": "s", "id": 7, "pid": 99, "tid": 99, "ts": 5_001_000, "cat": "ac2g", "name": "ac2g"},
+        ]
+        path.write_text(json.dumps(whole))
+    merged = json.loads(gzip.decompress(tool.merge(tool.of_ranks(paths), tmp_path).read_bytes()))["traceEvents"]
+    names = [event["args"]["name"] for event in merged if event["name"] == "process_name"]
+    assert names == ["rank 0: python", "rank 1: python"]
+    assert [event["id"] for event in merged if event["ph"] == "s"] == ["0.7", "1.7"]
 
 
 # ---- Programs that torchrun starts.

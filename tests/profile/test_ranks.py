@@ -63,6 +63,13 @@ def test_waiting_that_other_kernels_hide_costs_nothing(tmp_path: Path) -> None:
     assert sum(found.ranks[1].costs) == pytest.approx(0, abs=1e-9)
 
 
+def test_ranks_that_arrive_nearer_than_ends_scatter_arrive_together(tmp_path: Path) -> None:
+    found = tool.of_ranks(write(tmp_path, alike(noise=1), jitter=100)).skew
+    assert 50 * US < found.scatter < 100 * US
+    # Each turn has a last rank; few are later than the others by what the ends scatter by.
+    assert sum(rank.last for rank in found.ranks) <= 2
+
+
 @pytest.mark.parametrize("marks", ["ours", "torch"])
 def test_a_planted_straggler_is_found_with_its_cost(tmp_path: Path, marks: str) -> None:
     found = tool.of_ranks(write(tmp_path, by(2, 200), ahead=[0, 900, -900, 7], marks=marks))

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from harness.collection.nn import _kernels
 from harness.collection.nn._patched_modules import CLOSE, Found, swap, untouchable
 from harness.collection.nn._rope import rope
 
@@ -100,8 +102,8 @@ def _rotating(given: Callable[..., Any]) -> Callable[..., Any]:
         if rest or more.keys() - {"unsqueeze_dim"} or not _fits(q, k, cos, sin, dim):
             return given(q, k, cos, sin, *rest, **more)
         if dim == 2:
-            return rope(q, k, cos, sin)
-        made = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+            return rope(q, k, *_tables(q.shape[0], cos, sin))
+        made = rope(q.transpose(1, 2), k.transpose(1, 2), *_tables(q.shape[0], cos, sin))
         return made[0].transpose(1, 2), made[1].transpose(1, 2)
 
     return rotated
@@ -126,6 +128,38 @@ def _fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: Any) -> bool:
         and not (cos.requires_grad or sin.requires_grad)
         and (not wider or torch.is_autocast_enabled(q.device.type))
     )
+
+
+class _Tables:
+    """Angles as the kernel takes them, made once for all layers of a forward, which are given the same tensors.
+
+    Without that each layer would launch a handful of small kernels more. A graph that is captured, and what a compiler
+    traces, gets tables of its own.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, ...] = ()
+
+    def __call__(self, batch: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tables (P, D / 2) and the position of each token. cos, sin: (B or 1, S, D)."""
+        if torch.compiler.is_compiling() or _kernels.capturing() or torch.is_inference_mode_enabled():
+            return cos, sin, None
+        if cos.is_inference() or sin.is_inference():  # which have no version
+            return cos, sin, None
+        stream = _kernels._STREAM(cos.device.index) if cos.is_cuda else 0
+        known = batch, cos._version, sin._version, stream
+        last = self._last
+        if last and last[0]() is cos and last[1]() is sin and last[2] == known:
+            return cast("tuple[Tensor, Tensor, Tensor]", last[3])
+        half, rows = cos.shape[2] // 2, cos.shape[0] * cos.shape[1]
+        first, second = (one[..., :half].reshape(-1, half).float().contiguous() for one in (cos, sin))
+        positions = torch.arange(batch * cos.shape[1], device=cos.device) % rows
+        tables = first, second, positions
+        self._last = weakref.ref(cos), weakref.ref(sin), known, tables
+        return tables
+
+
+_tables = _Tables()
 
 
 # ---- Whether ours computes the same.

@@ -138,6 +138,34 @@ def q_and_k(**more):
     return q, k, *Angles()(q, torch.arange(5)[None])
 
 
+def test_layers_of_a_forward_share_their_tables():
+    made = _patched_rotary._Tables()
+    q, _, cos, sin = q_and_k()
+    first = made(len(q), cos, sin)
+    assert [tuple(one.shape) for one in first] == [(5, 4), (5, 4), (10,)]
+    assert first[2].tolist() == [0, 1, 2, 3, 4] * 2
+    assert made(len(q), cos, sin) is first
+    assert made(3, cos, sin) is not first
+    first = made(len(q), cos, sin)
+    cos.mul_(1)  # in place
+    assert made(len(q), cos, sin) is not first
+    assert made(len(q), cos.clone(), sin) is not first
+    with torch.inference_mode():
+        assert made(len(q), cos, sin) == (cos, sin, None)
+        q, _, cos, sin = q_and_k()
+    assert made(len(q), cos, sin) == (cos, sin, None)
+
+
+def test_tables_of_another_forward_arent_taken():
+    """Cosines of a forward that is over may have had the address that new ones have."""
+    model = Decoder()
+    plain = copy.deepcopy(model)
+    ours.patch(model)
+    x = torch.randn(2, 5, WIDTH)
+    for first in range(4):
+        assert alike(model, plain, x, torch.arange(first, first + 5)[None]) == 2
+
+
 def test_tokens_may_stand_before_heads():
     q, k, cos, sin = q_and_k()
     rotated = _patched_rotary._rotating(apply_rotary_pos_emb)

@@ -47,12 +47,14 @@ class Collective:
 class Recorded:
     """What one rank's trace holds; all times are in seconds since the trace's first event.
 
-    host: the name of the machine, '' where the trace doesn't tell. since: that first event, in seconds since the first
-    event of the lowest rank's trace by the two machines' own clocks. edges: the begin of the first step, and the end of
-    each step; empty where the trace tells of no steps. collectives: in the order of their starts.
+    world: how many ranks the program has, or 0. host: the name of the machine, or '', where the trace doesn't tell.
+    since: that first event, in seconds since the first event of the lowest rank's trace by the two machines' own
+    clocks. edges: the begin of the first step, and the end of each step; empty where the trace tells of no steps.
+    collectives: in the order of their starts.
     """
 
     rank: int
+    world: int
     path: Path
     host: str
     since: float
@@ -87,10 +89,15 @@ def read(paths: Sequence[Path]) -> tuple[Recorded, ...]:
     return tuple(replace(every[rank], since=since(rank)) for rank in sorted(every))
 
 
-def _rank(loaded: Loaded) -> int:
+def _distributed(loaded: Loaded, key: str) -> int | None:
+    """A number that torch.distributed has told the profiler; None where it wasn't in use."""
     told = loaded.head.get("distributedInfo")
-    rank = told.get("rank") if isinstance(told, dict) else None
-    if isinstance(rank, int) and 0 <= rank <= _LARGEST_RANK:
+    number = told.get(key) if isinstance(told, dict) else None
+    return number if isinstance(number, int) and 0 <= number <= _LARGEST_RANK else None
+
+
+def _rank(loaded: Loaded) -> int:
+    if (rank := _distributed(loaded, "rank")) is not None:
         return rank
     if named := _IN_NAME.search(loaded.path.name):
         return int(named[1])
@@ -106,6 +113,7 @@ def _recorded(rank: int, loaded: Loaded) -> Recorded:
     host = loaded.head.get("host_name")
     return Recorded(
         rank=rank,
+        world=_distributed(loaded, "world_size") or 0,
         path=loaded.path,
         host=foreign.name(host) if isinstance(host, str) else "",
         since=0.0,

@@ -100,6 +100,9 @@ Meeting = Mapping[int, Interval]
 def skew(every: Sequence[Recorded]) -> Skew:
     """How the ranks of these recordings, the lowest one first, wait for each other."""
     meetings, left_out = _meetings(every)
+    if (world := max(recorded.world for recorded in every)) > len(every):
+        told = f"{len(every)} of {world} ranks were recorded, and who is late is known of these alone"
+        left_out = (told, *left_out)
     clocks = _clocks(meetings, len(every))
     if lost := [recorded.rank for recorded, clock in zip(every, clocks, strict=True) if clock is None]:
         named = ", ".join(map(str, lost))

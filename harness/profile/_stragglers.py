@@ -145,7 +145,7 @@ def _late_by_work(own: Timeline, others: Sequence[Timeline], steps: int, work: f
             ),
         )
     return (
-        f"{said}, in {units.count(own.count)} launches where others have {units.count(count)}",
+        f"{said}, in {units.count(own.count / steps)} launches a step where others have {units.count(count / steps)}",
         (
             "It has work that the other ranks don't have: a stage or experts of its own, more micro-batches, logging "
             "or evaluation"

@@ -75,7 +75,7 @@ def write(
             _mark(events[rank], STEP if marks == "ours" else "", now[rank] - 300)
             if marks == "torch":
                 _annotation(events[rank], f"ProfilerStep#{step}", began[rank] - 400, now[rank] - began[rank])
-    return [_written(folder, rank, events[rank], ahead[rank] if ahead else 0.0) for rank in range(ranks)]
+    return [_written(folder, rank, ranks, events[rank], ahead[rank] if ahead else 0.0) for rank in range(ranks)]
 
 
 def _kernel(events: list[dict[str, Any]], name: str, start: float, length: float, **told: Any) -> None:
@@ -95,11 +95,11 @@ def _annotation(events: list[dict[str, Any]], name: str, start: float, length: f
     events.append({"ph": "X", "cat": "user_annotation", "name": name, "pid": 99, "tid": 99, "ts": start, "dur": length})
 
 
-def _written(folder: Path, rank: int, events: list[dict[str, Any]], ahead: float) -> Path:
+def _written(folder: Path, rank: int, world: int, events: list[dict[str, Any]], ahead: float) -> Path:
     """Write a rank's trace, whose times count from a moment of its own, as those of each process may."""
     base = BASE + 3_000_000 * rank
     moved = [{**event, "ts": event["ts"] + ahead + 5_000_000 - 3_000 * rank} for event in events]
     path = folder / f"trace.rank{rank}.json"
-    head = {"distributedInfo": {"rank": rank, "world_size": 4}, "host_name": "here", "baseTimeNanoseconds": base}
+    head = {"distributedInfo": {"rank": rank, "world_size": world}, "host_name": "here", "baseTimeNanoseconds": base}
     path.write_text(json.dumps({**head, "traceEvents": moved}))
     return path

@@ -91,7 +91,7 @@ def test_what_a_straggler_should_do_depends_on_why_it_is_late(tmp_path: Path) ->
     more = write(tmp_path, by(0, 300), launches=lambda rank: 2 if rank == 0 else 1)
     (late,) = tool.of_ranks(more).verdict.stragglers
     assert late.rank == 0
-    assert "72 launches where others have 48" in late.why
+    assert "12 launches a step where others have 8" in late.why
     assert "GEMM" in late.why
 
 
@@ -150,6 +150,13 @@ def test_ranks_that_made_other_collectives_arent_compared(tmp_path: Path) -> Non
     found = tool.of_ranks(paths)
     assert "24 of rank 0, 23 of rank 1" in found.skew.left_out[0]
     assert found.verdict.told.startswith("Can't tell")
+
+
+def test_ranks_that_werent_recorded_are_told(tmp_path: Path) -> None:
+    paths = write(tmp_path, alike(), ranks=4)
+    assert tool.of_ranks(paths).skew.left_out == ()
+    (told,) = tool.of_ranks(paths[1:3]).skew.left_out
+    assert told == "2 of 4 ranks were recorded, and who is late is known of these alone"
 
 
 def test_traces_of_different_steps_are_noticed(tmp_path: Path) -> None:

@@ -45,4 +45,4 @@ def test_the_rank_with_more_work_holds_the_other_one_up(tmp_path: Path) -> None:
     assert late.rank == 1
     first, second = told.skew.ranks
     assert late.cost == pytest.approx(second.computing - first.computing, rel=0.3)
-    assert "launches where others have" in late.why
+    assert "launches a step where others have" in late.why

@@ -64,6 +64,11 @@ def parts(intervals: Sequence[Interval]) -> list[float]:
     return [got[end] - got[start] for start, end in intervals]
 
 
+def arrived(together: Iterable[Interval]) -> float:
+    """When the last of several had begun: ranks that meet in one collective, which can't end before."""
+    return max(start for start, _ in together)
+
+
 def own(calls: Sequence[Interval]) -> Iterator[tuple[int, float, float]]:
     """The time that each call of one thread spends in itself, without the calls inside it.
 

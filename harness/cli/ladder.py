@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from harness.scenario import Plan
 
 app = alone()
+_BATCH = 32
+"""Items of a batch of a library's model, unless told."""
+_STEPS = 50
+"""Steps of a training from one of several seeds, unless told."""
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness ladder step.py     a file with model(), batch(), loss(model, *batch)\n"
     "  harness ladder step.py --dtype float16 --variants float32,amp,compile\n"
     "  harness ladder step.py --repeat 3 --output reports/mine\n"
+    "  harness ladder step.py --seeds 5   also losses, within the seeds' spread or not\n"
     "  harness ladder step.py --output reports/mine --resume\n"
     "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
     "  harness ladder --model transformers:bert\n"
@@ -59,7 +64,9 @@ def command(
     model: Annotated[
         str | None, typer.Option(metavar="LIBRARY:NAME", help="timm:NAME or transformers:NAME, in place of a file.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Items of a batch, with --model.")] = 32,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Items of a batch, with --model; 32 unless told.")
+    ] = None,
     device: Device = None,
     only: Only = None,
     variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these rungs.")] = None,
@@ -83,6 +90,13 @@ def command(
     profile: Annotated[
         bool, typer.Option("--profile/--no-profile", help="Record each rung's kernels after the times.")
     ] = True,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=3, max=100, metavar="N", help="Then train each rung from N seeds, and compare the losses."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=10, metavar="N", help="Steps of such a training; 50 unless told.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what fails, and where the report lies.")] = False,
 ) -> None:
     """Say what makes a training step of your own faster, rung by rung, and give the code of the fastest rung.
@@ -95,17 +109,12 @@ def command(
     from harness.cli import dry_run as preview
     from harness.scenario import Selection
 
-    if (step is None) == (model is None):
-        raise UsageError(
-            "name either a file or --model", "harness ladder step.py, or --model timm:vit_base_patch16_224"
-        )
-    if step is not None and not step.is_file():
-        raise UsageError(f"{step}: there is no such file", "name a file that gives model, batch and loss")
+    _refuse(step, model, batch, seeds, steps)
     if resume is not None:
         output = running.resumed(resume, output)
     kind = devices.choose(device)
     source = str(step or model)
-    found = ladder.laddered(source, kind, batch)
+    found = ladder.laddered(source, kind, batch or _BATCH)
     folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     selection = Selection(
         device=kind,
@@ -115,6 +124,7 @@ def command(
         precision=precision,
         max_time=max_time,
     )
+    asked = (seeds, steps or _STEPS) if seeds else None
     if not quiet:
         typer.echo(f"harness.nn.patch: {found.said}", err=True)
     if dry_run:
@@ -122,6 +132,8 @@ def command(
             plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)
         _show(plan, catalogue)
         preview.show(plan, catalogue, kind, repeat)
+        if asked:
+            typer.echo(f"then {asked[0]} trainings of {asked[1]} steps for each rung that has a time")
         return
     if (folder / store.HEADER).exists() and resume is None:
         raise UsageError(f"{folder}: holds a run already", "go on with it by --resume, or choose another --output")
@@ -134,7 +146,23 @@ def command(
     run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
     if profile:
         _profile(folder, plugins)
+    if asked:
+        run = _train(run, folder, plugins, asked, quiet=quiet)
     _end(run, folder, plugin, quiet=quiet)
+
+
+def _refuse(step: Path | None, model: str | None, batch: int | None, seeds: int | None, steps: int | None) -> None:
+    """Raise UsageError for arguments that name no step, or two, and for options that need another one."""
+    if (step is None) == (model is None):
+        raise UsageError(
+            "name either a file or --model", "harness ladder step.py, or --model timm:vit_base_patch16_224"
+        )
+    if step is not None and not step.is_file():
+        raise UsageError(f"{step}: there is no such file", "name a file that gives model, batch and loss")
+    if step is not None and batch is not None:
+        raise UsageError("--batch is for --model", f"let batch() in {step} give a batch of {batch}")
+    if steps is not None and seeds is None:
+        raise UsageError("--steps is for trainings from several seeds", "add --seeds 5, or leave --steps out")
 
 
 def _plugin(found: Laddered, folder: Path) -> Path:
@@ -164,18 +192,39 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
 
 
 def _profile(folder: Path, plugins: Sequence[Path]) -> None:
-    """Let `harness profile torch` record the rungs' kernels, which the report shows by family.
+    """Let `harness profile torch` record the rungs' kernels, which the report shows by family."""
+    _under("torch", folder, plugins, "the kernels weren't recorded")
 
-    If it fails, a message says so, and nothing else is lost.
+
+def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, int], *, quiet: bool) -> Run:
+    """Let `harness profile losses` train each rung from several seeds. Gives the run with what came of that.
+
+    asked: how many seeds, and steps of each training.
     """
+    from harness import units
+    from harness.ops import known_cases
+
+    seeds, steps = asked
+    times = {result.case.id: result.time for result in run.results if result.time}
+    if not quiet:
+        took = units.seconds(seeds * steps * sum(times.values()), 2)
+        count = seeds * len(times)
+        told = f"trainings of {steps} steps from {seeds} seeds: {count} of them, steps of {took} in all"
+        typer.echo(f"{told}, and the time to build and compile each model; without --seeds they are left out", err=True)
+    _under("losses", folder, plugins, "some trainings failed", f"--seeds={seeds}", f"--steps={steps}")
+    return known_cases.load(folder)
+
+
+def _under(tool: str, folder: Path, plugins: Sequence[Path], failed: str, *options: str) -> None:
+    """Run the cases of a run under a tool. If that fails, a message says so, and nothing else is lost."""
     from harness.processes import python
 
-    arguments = ["profile", "torch", "--run", str(folder), *(f"--ops={plugin}" for plugin in plugins)]
+    arguments = ["profile", tool, "--run", str(folder), *options, *(f"--ops={plugin}" for plugin in plugins)]
     process = subprocess.run(
         python.command("harness", arguments), stdout=subprocess.DEVNULL, env=python.environment(), check=False
     )
     if process.returncode:
-        typer.echo(f"the kernels weren't recorded; to try again: harness {shlex.join(arguments)}", err=True)
+        typer.echo(f"{failed}; to try again: harness {shlex.join(arguments)}", err=True)
 
 
 def _end(run: Run, folder: Path, plugin: Path, *, quiet: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from harness.cli import completion, tool_options
+from harness.cli import completion, profile_program, tool_options
 from harness.cli.choosing import Variants
 from harness.cli.group import alone
 from harness.cli.options import Device, Only, Ops
@@ -32,7 +32,9 @@ EXAMPLES = (
     "  harness profile nsys prelu --print           to run it elsewhere\n"
     "  harness profile ncu --run reports/mine --import tuned.ncu-rep\n"
     "  harness profile nsys --import mine.sqlite    any recording's kernels, ranges\n"
-    "  harness profile torch -- python train.py     a program of your own"
+    "  harness profile torch -- python train.py     a program of your own\n"
+    "  harness profile torch -- torchrun --nproc-per-node 2 train.py\n"
+    "  harness profile torch --import FOLDER        traces of several ranks"
 )
 _PROGRAM = "harness.program"
 """Where the arguments behind '--' are kept for the command."""
@@ -103,7 +105,12 @@ def command(
         bool, typer.Option("--print", help="Print the tool's command lines, and run nothing.")
     ] = False,
     import_file: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE", help="Read a file of the tool that was made elsewhere.")
+        Path | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Read a file of the tool that was made elsewhere; a folder with ranks' traces.",
+        ),
     ] = None,
     wait: Annotated[
         int | None, typer.Option(min=0, help="A program: steps of its optimizer before the recording; 10 unless told.")
@@ -114,6 +121,10 @@ def command(
     ] = None,
     active: Annotated[
         int | None, typer.Option(min=1, help="A program: steps of its optimizer to record then; 5 unless told.")
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="A program of torchrun: ranks to record, as 0,4-7; all unless told."),
     ] = None,
 ) -> None:
     """Say what a profiler sees of cases, beside their times.
@@ -131,19 +142,20 @@ def command(
         raise UsageError(f"no tool is named '{tool}'", nearest(tool, known))
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
-        if any((scenarios, run, only, variants, device, ops, print_only, import_file, given)):
-            told = "a program behind '--' takes no options but --output, --families, --wait and --active"
-            raise UsageError(told, "leave the other options out")
-        _profile_program(tool, program, output, wait, active)
+        others = (scenarios, run, only, variants, device, ops, print_only, import_file, given)
+        profile_program.run(tool, program, output, (wait, active, ranks), refused=any(others))
         return
-    if wait is not None or active is not None:
-        raise UsageError("--wait and --active are for a program behind '--'", "leave them out")
+    if (wait, active, ranks) != (None, None, None):
+        raise UsageError("--wait, --active and --ranks are for a program behind '--'", "leave them out")
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
     tool_options.refuse_others(tool, given)
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     if import_file:
+        if import_file.is_dir():
+            profile_program.show_ranks(tool, import_file, output, refused=run is not None)
+            return
         _import(known[tool], import_file, run, plugins, **chosen)
     elif print_only:
         planned = _of_run(run, **chosen) if run else _planned(scenarios or [], device, plugins, **chosen)
@@ -375,25 +387,3 @@ def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
     wanted = {name for name, tool in tools().items() if Ways.of(tool).verdicts}
     if wanted & {attachment.tool for attachment in attachments}:
         terminal.show(build.screen_of_verdicts(known_cases.load(folder)), open_console())
-
-
-def _profile_program(
-    tool: str, program: Sequence[str], output: Path | None, wait: int | None, active: int | None
-) -> None:
-    """Profile a user's own program by torch's profiler, and end with its exit code."""
-    from harness.cli.console import open_console
-    from harness.ops import Catalogue
-    from harness.profile import torch
-    from harness.report import terminal, timeline
-
-    if tool != "torch":
-        raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
-    Catalogue()  # whose ops say of which families their kernels are; the program may use them by harness.nn
-    folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    usual = torch.WINDOW
-    window = usual._replace(wait=usual.wait if wait is None else wait, active=active or usual.active)
-    found = torch.of_script(program, folder, window)
-    terminal.show(timeline.page(found.timeline, found.trace), open_console())
-    for path in timeline.write(found.timeline, found.trace, folder):
-        typer.echo(path)
-    raise typer.Exit(found.exit_code if found.exit_code >= 0 else 128 - found.exit_code)

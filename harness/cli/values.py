@@ -6,10 +6,29 @@ from collections.abc import Sequence
 
 import typer
 
+from harness.errors import UsageError
+
+_DIGITS = 5
+"""The most digits of a number in a list: ranks."""
+
 
 def names(values: Sequence[str] | None) -> tuple[str, ...]:
     """Names, each by itself or several with commas: ['eager,naive', 'tuned'] -> ('eager', 'naive', 'tuned')."""
     return tuple(name for value in values or () for name in (part.strip() for part in value.split(",")) if name)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers from 0 on, and ranges of them: '0,4-6' -> (0, 4, 5, 6). Raises UsageError for anything else."""
+    found: set[int] = set()
+    for part in names([text]):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() and len(end) <= _DIGITS for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
+            raise UsageError(f"'{part}' is no number and no range of numbers", "write them as 0,4-7")
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(found))
 
 
 def share(text: str) -> float:

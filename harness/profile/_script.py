@@ -1,6 +1,7 @@
-"""Runs a user's own script under torch's profiler: `_script TRACE WAIT ACTIVE script.py ...`, or `... -m module ...`.
+"""Runs a user's own script under torch's profiler: `_script TRACE RANKS WAIT ACTIVE script.py ...`, or `... -m module`.
 
-WAIT and ACTIVE are the steps of `_steps.Window`.
+TRACE may have {rank}, which stands for the number of this process among several. RANKS are the numbers of the processes
+that are recorded, such as 0,3; all are if it is empty. WAIT and ACTIVE are the steps of `_steps.Window`.
 
 The script runs as it does with `python script.py ...`: as `__main__`, with its folder first on the path, and with its
 own arguments. It ends with the exit code that it would have had. The trace is written in any case, after an error and
@@ -24,14 +25,23 @@ from harness.profile._steps import Window, recording
 
 OWN = "HARNESS_OWN"
 """The environment variable that holds, as JSON, the user's own values of the variables that the harness sets."""
+RANK = "{rank}"
+"""Stands for the number of a process in the name of its trace."""
 _INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+_ENDED: list[object] = []
+"""What the script's names stood for. It lives until Python ends, as without us: a DDP model whose process group is gone
+waits for threads of gloo, which may wait for Python at the script's end."""
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run what the arguments name, after the path of the trace, and give its exit code."""
-    trace, wait, active, *words = arguments
+    trace, ranks, wait, active, *words = arguments
     _restore(os.environ.pop(OWN, "{}"))
+    rank = os.environ.get("RANK", "0")
+    if ranks and rank not in ranks.split(","):
+        return _run(words)
+    trace = trace.replace(RANK, rank)
     code, process = 0, os.getpid()
     try:
         with recording(Path(trace), Window(int(wait), int(active))):
@@ -66,12 +76,12 @@ def _run(words: Sequence[str]) -> int:
         if words[0] == "-m":
             sys.path.insert(0, str(Path.cwd()))
             sys.argv = list(words[1:])
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            _ENDED.append(runpy.run_module(words[1], run_name="__main__", alter_sys=True))
         else:
             script = Path(words[0]).absolute()  # as Python names it in `__file__`
             sys.path.insert(0, str(script.resolve().parent))
             sys.argv = list(words)
-            runpy.run_path(str(script), run_name="__main__")
+            _ENDED.append(runpy.run_path(str(script), run_name="__main__"))
     except SystemExit as ended:
         return _exit_code(ended.code)
     except BaseException as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
-from harness.profile._trace import BEGIN, END
+from harness.profile._trace import BEGIN, END, STEP
 
 
 class Window(NamedTuple):
@@ -60,7 +60,10 @@ class Recorder:
         self._steps += 1
         if self._steps == self._window.wait:
             self._mark(BEGIN)
-        elif self._steps == sum(self._window):
+            return
+        if self._steps > self._window.wait:
+            self._mark(STEP)
+        if self._steps == sum(self._window):
             self._mark(END)
             self.stop()
 
@@ -89,7 +92,9 @@ class Recorder:
         whose = "by harness.step()" if self._stepping == _TOLD else "of its optimizer"
         steps = f"steps {wait + 1} to {last} {whose}; others by --wait and --active"
         what = "the whole program" if self._steps <= wait else steps
-        return f"recorded: {what}{', until its own profiler began' if self._was_interrupted else ''}"
+        rank = os.environ.get("RANK")
+        where = f" in rank {rank}" if rank else ""
+        return f"recorded{where}: {what}{', until its own profiler began' if self._was_interrupted else ''}"
 
     @property
     def _is_on(self) -> bool:
@@ -98,7 +103,8 @@ class Recorder:
     def _mark(self, name: str) -> None:
         from torch.profiler import record_function
 
-        _synchronize()
+        if name != STEP:  # to wait for the device at every step would slow the program down
+            _synchronize()
         with record_function(name):
             pass
 

@@ -24,12 +24,14 @@ from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import Interval, own
 
-_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-_RUNTIME = ("cuda_runtime", "cuda_driver")
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
 _ID = "External id"
 BEGIN, END = "harness: the steps begin", "harness: the steps end"
 """The names of annotations: what happened before the one, and after the other, isn't read."""
+STEP = "harness: a step ends"
+"""The name of the annotation at the end of each step between BEGIN and END."""
 _MICROSECOND = 1e-6
 _MOST_BYTES = 256 << 20
 """The most bytes of a trace, unpacked."""
@@ -39,7 +41,7 @@ _MOST_DEVICES = 1024
 _LATEST = 1e18
 """Microseconds; the times of a trace are since 1970, or since the machine's start."""
 _LARGEST = 2**63 - 1
-"""The largest size of a grid, a block or a memory."""
+"""The largest size of a grid, a block or a memory, and the largest number of nanoseconds."""
 _SHORTER = "record fewer steps: a few tell as much as many"
 _RECORD = "record it anew with torch.profiler.profile() and export_chrome_trace(PATH), or with 'harness profile torch'"
 
@@ -75,16 +77,47 @@ class Trace:
     host: tuple[Interval, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The complete events of a trace in the order of their starts, and all that the file says beside its events."""
+
+    path: Path
+    complete: tuple[dict[str, Any], ...]
+    head: Mapping[str, Any]
+
+
 def read(path: Path) -> Trace:
     """The spans of a trace.
 
     Raises UsageError for a file that isn't a trace, for a trace without a kernel or operator, and for one whose
     launches have no kernels.
     """
-    events = _of_steps(sorted(_complete(_loaded(path), path), key=lambda event: float(event["ts"])))
-    gpu = [event for event in events if event["cat"] in _GPU and event["name"] != MARK]
+    return spans(load(path))
+
+
+def load(path: Path) -> Loaded:
+    """The events of a trace. Raises UsageError for a file that isn't a trace."""
+    found, head = loaded(path)
+    return Loaded(path, tuple(sorted(_complete(found, path), key=lambda event: float(event["ts"]))), head)
+
+
+def origin(found: Loaded) -> float:
+    """The microsecond of the file's clock that the times of `spans` count from: of the first event of the steps."""
+    return float(of_steps(found.complete)[0]["ts"])
+
+
+def base(head: Mapping[str, Any]) -> int:
+    """The nanosecond that a file's times count from; 0 in files of older versions, which count from 1970."""
+    told = head.get("baseTimeNanoseconds")
+    return told if isinstance(told, int) and abs(told) <= _LARGEST else 0
+
+
+def spans(of: Loaded) -> Trace:
+    """The spans of a trace's steps. Raises UsageError as `read` does."""
+    path, events = of.path, of_steps(of.complete)
+    gpu = [event for event in events if event["cat"] in GPU and event["name"] != MARK]
     operators = [event for event in events if event["cat"] == _OPERATOR]
-    runtime = [event for event in events if event["cat"] in _RUNTIME]
+    runtime = [event for event in events if event["cat"] in RUNTIME]
     if not gpu and any(_launches(event["name"]) for event in runtime):
         raise UsageError(
             f"{path}: the host launched kernels, but the trace has none of the GPU's times",
@@ -93,15 +126,15 @@ def read(path: Path) -> Trace:
         )
     if not gpu and not operators:
         raise UsageError(f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}")
-    origin = float(events[0]["ts"])
-    spans = tuple(_kernels(gpu, _by_id(operators), origin) if gpu else _operators(operators, origin))
-    if len({span.place for span in spans}) > _MOST_DEVICES:
+    first = origin(of)
+    found = tuple(_kernels(gpu, _by_id(operators), first) if gpu else _operators(operators, first))
+    if len({span.place for span in found}) > _MOST_DEVICES:
         raise UsageError(f"{path}: is of more than {_MOST_DEVICES} devices, the limit", _RECORD)
-    return Trace(bool(gpu), spans, tuple(_interval(event, origin) for event in (*operators, *runtime)))
+    return Trace(bool(gpu), found, tuple(interval(event, first) for event in (*operators, *runtime)))
 
 
-def _loaded(path: Path) -> list[Any]:
-    """The events of a file, as they are in it."""
+def loaded(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """The events of a file, as they are in it, and what else it says. Raises UsageError for a file that isn't one."""
     try:
         found = json.loads(_text(path))
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -112,7 +145,7 @@ def _loaded(path: Path) -> list[Any]:
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
         raise UsageError(f"{path}: is JSON without 'traceEvents'", _RECORD)
-    return events
+    return events, {key: value for key, value in found.items() if key != "traceEvents"} if events is not found else {}
 
 
 def _text(path: Path) -> bytes:
@@ -153,7 +186,7 @@ def _complete(events: Iterable[Any], path: Path) -> Iterator[dict[str, Any]]:
             yield {**event, "name": foreign.name(event["name"])}
 
 
-def _of_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_steps(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events between the annotations that begin and end the steps; all events where there are none."""
     begin = max((event["ts"] for event in events if event["name"] == BEGIN), default=-math.inf)
     end = min((event["ts"] for event in events if event["name"] == END), default=math.inf)
@@ -164,12 +197,14 @@ def _launches(name: str) -> bool:
     return "LaunchKernel" in name or "GraphLaunch" in name
 
 
-def _interval(event: dict[str, Any], origin: float) -> Interval:
-    start = (event["ts"] - origin) * _MICROSECOND
+def interval(event: dict[str, Any], first: float) -> Interval:
+    """When something happened, in seconds since the microsecond `first` of the file's clock."""
+    start = (event["ts"] - first) * _MICROSECOND
     return start, start + event["dur"] * _MICROSECOND
 
 
-def _arguments(event: dict[str, Any]) -> dict[str, Any]:
+def arguments(event: dict[str, Any]) -> dict[str, Any]:
+    """What an event says beside its name and its times."""
     found = event.get("args")
     return found if isinstance(found, dict) else {}
 
@@ -180,16 +215,16 @@ def _by_id(operators: Sequence[dict[str, Any]]) -> dict[int, str]:
 
 
 def _number(event: dict[str, Any]) -> int | None:
-    found = _arguments(event).get(_ID)
+    found = arguments(event).get(_ID)
     return found if isinstance(found, int) else None
 
 
-def _kernels(events: Sequence[dict[str, Any]], operators: Mapping[int, str], origin: float) -> Iterator[Span]:
+def _kernels(events: Sequence[dict[str, Any]], operators: Mapping[int, str], first: float) -> Iterator[Span]:
     for call, event in enumerate(events):
-        told = _arguments(event)
+        told = arguments(event)
         number, place = _number(event), _place(told.get("device", event.get("pid", 0)))
         operator = operators.get(number, "") if number is not None else ""
-        yield Span(event["name"], place, *_interval(event, origin), call, tuple(_figures(told)), operator)
+        yield Span(event["name"], place, *interval(event, first), call, tuple(_figures(told)), operator)
 
 
 def _figures(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -211,13 +246,13 @@ def _place(value: Any) -> str:
     return foreign.name(str(value)) if isinstance(value, int | str) else "?"
 
 
-def _operators(events: Sequence[dict[str, Any]], origin: float) -> Iterator[Span]:
+def _operators(events: Sequence[dict[str, Any]], first: float) -> Iterator[Span]:
     """The time that each operator spent in itself, in the pieces that calls of other operators inside it leave."""
     threads: dict[tuple[str, str], list[int]] = {}
     for index, event in enumerate(events):
         threads.setdefault((_place(event.get("pid")), _place(event.get("tid"))), []).append(index)
     for indices in threads.values():
-        intervals = [_interval(events[index], origin) for index in indices]
+        intervals = [interval(events[index], first) for index in indices]
         for place, start, end in own(intervals):
             call = indices[place]
             yield Span(events[call]["name"], "CPU", start, end, call)

@@ -16,15 +16,18 @@ from harness.errors import MachineError, UsageError
 from harness.families import FAMILIES
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
-from harness.profile import _request, _timeline, _trace
+from harness.profile import _merged, _ranks, _request, _timeline, _trace
 from harness.profile._remedies import remedies
-from harness.profile._script import OWN
+from harness.profile._script import OWN, RANK
+from harness.profile._skew import Skew, skew
 from harness.profile._steps import Window
+from harness.profile._stragglers import Lateness, verdict
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
-    "A_FILE_A_CASE", "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "commands", "failure",
-    "imported", "of_script", "read", "refuse", "remedies", "timeline", "trace_of",
+    "A_FILE_A_CASE", "FAMILIES", "MERGED", "SHORT_GAP", "SUFFIXES", "SUMMARY", "RanksProfile", "ScriptProfile",
+    "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script", "read", "refuse", "remedies",
+    "timeline", "trace_of", "traces",
 ]  # fmt: skip
 
 SUMMARY = "shares of the time by kernel and by family; needs nothing else"
@@ -32,6 +35,10 @@ A_FILE_A_CASE = True
 SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
+TRACE_OF_RANK = f"trace.rank{RANK}.json.gz"
+"""The name of the trace of one of several ranks."""
+MERGED = "ranks.json.gz"
+"""The name of the traces of all ranks in one file."""
 MOST_KERNELS = 40
 """The most kernels of a case that are kept one by one, the longest kernels: a step of training has hundreds."""
 WINDOW = Window(wait=10, active=5)
@@ -40,15 +47,25 @@ _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LEAST = 0.01
 """The least share of the busy time of a kernel whose time in each call is kept."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
-_WORDS = ("python", "python3")
+_WORDS = ("python", "python3", "torchrun")
+_TORCHRUN = "torch.distributed.run"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksProfile:
+    """What several ranks did, the lowest first: the trace of each, its timeline, how they wait, and who is late."""
+
+    traces: tuple[Path, ...]
+    timelines: tuple[Timeline, ...]
+    skew: Skew
+    verdict: Lateness
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptProfile:
-    """What a user's script did. trace: the file for Perfetto. exit_code: the script's."""
+    """What a user's script did. traces: the files for Perfetto, one of each rank. exit_code: the script's."""
 
-    timeline: Timeline
-    trace: Path
+    traces: tuple[Path, ...]
     exit_code: int
 
 
@@ -160,46 +177,86 @@ def _of_calls(trace: _trace.Trace, whole: Timeline, calls: int) -> Iterator[tupl
 # ---- A user's own script.
 
 
-def of_script(arguments: Sequence[str], folder: Path, window: Window = WINDOW) -> ScriptProfile:
-    """Run `python script.py ...` or `python -m module ...` under the profiler, with its trace in `folder`.
+def of_script(
+    arguments: Sequence[str], folder: Path, window: Window = WINDOW, ranks: Sequence[int] = ()
+) -> ScriptProfile:
+    """Run `python script.py ...`, `python -m module ...` or `torchrun ...` under the profiler, with traces in `folder`.
 
-    The script has the console: its input and output, and Ctrl-C. window: of steps of its optimizer. Raises UsageError
-    for a command that isn't one of Python's, or one of another Python's, and MachineError if the script was ended
-    before the trace was written.
+    The script has the console: its input and output, and Ctrl-C. window: of steps of its optimizer. ranks: which of the
+    ranks that torchrun starts are recorded; all if empty. Raises UsageError for a command that isn't one of Python's,
+    one of another Python's, and ranks of a single process; MachineError if the script ended without a trace.
     """
-    words = _words(arguments)
+    words, several = _words(arguments)
+    if ranks and not several:
+        raise UsageError("--ranks is for several ranks, and this program is one process", "leave --ranks out")
     folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / TRACE
-    trace.unlink(missing_ok=True)
+    for old in (folder / TRACE, *traces(folder)):
+        old.unlink(missing_ok=True)
+    trace = folder.resolve() / (TRACE_OF_RANK if several else TRACE)
+    module = "harness.profile._torchrun" if several else "harness.profile._script"
     own = json.dumps({name: os.environ.get(name) for name in _SET_BY_US})
-    started = python.command("harness.profile._script", [str(trace.resolve()), *map(str, window), *words])
+    started = python.command(module, [str(trace), ",".join(map(str, ranks)), *map(str, window), *words])
     code = _exit_code(started, {**python.environment(), OWN: own})
-    if not trace.exists():
+    if not (found := traces(folder) if several else [path for path in [folder / TRACE] if path.exists()]):
         raise MachineError(
             f"{' '.join(arguments)}: ended with exit code {code} and left no trace",
-            "the profiler writes the trace at the end, so the script must neither be killed nor call os._exit",
+            "the profiler writes the trace at the end, so the script must neither be killed nor call os._exit"
+            + (f", and one of the ranks {', '.join(map(str, ranks))} must be started" if ranks else ""),
         )
-    return ScriptProfile(timeline(trace), trace, code)
+    return ScriptProfile(tuple(found), code)
 
 
-def _words(arguments: Sequence[str]) -> list[str]:
-    """The arguments without the Python at their front, if there is one, which must be the one that runs the harness."""
+def traces(folder: Path) -> list[Path]:
+    """The traces of ranks in a folder, by the numbers of the ranks."""
+    named = TRACE_OF_RANK.replace(RANK, "*")
+    return sorted(folder.glob(named), key=lambda path: (len(path.name), path.name))
+
+
+def of_ranks(paths: Sequence[Path]) -> RanksProfile:
+    """What the traces of several ranks tell together; they are of the same steps of one program.
+
+    Raises UsageError for a file that isn't a trace, for one that doesn't tell its rank, and for two of one rank.
+    """
+    every = _ranks.read(paths)
+    lines = tuple(_timeline.timeline(one.trace) for one in every)
+    found = skew(every)
+    return RanksProfile(tuple(one.path for one in every), lines, found, verdict(found, lines))
+
+
+def merge(found: RanksProfile, folder: Path) -> Path:
+    """Write the traces of the ranks as one for Perfetto, on the clock of the lowest rank. Gives its path."""
+    file = folder / MERGED
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = found.skew.ranks
+    _merged.write(found.traces, [rank.rank for rank in ranks], [rank.clock.ahead for rank in ranks], file)
+    return file
+
+
+def _words(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The arguments without the Python or torchrun at their front, and whether torchrun starts them.
+
+    The Python must be the one that runs the harness.
+    """
     words = list(arguments)
     example = "write: harness profile torch -- python train.py"
-    if words and Path(words[0]).name.startswith("python"):
+    several = bool(words) and Path(words[0]).name == "torchrun"
+    if words and (several or Path(words[0]).name.startswith("python")):
         first = Path(words.pop(0))
         if str(first) not in _WORDS and first.absolute().parent != Path(sys.executable).parent:
             raise UsageError(
-                f"{first} is another Python than {sys.executable}, which runs the harness",
+                f"{first} is of another Python than {sys.executable}, which runs the harness",
                 f"install the harness for that Python, or {example}",
             )
-    if words[:1] == ["-m"] and len(words) > 1:
-        return words
-    if not words or words[0].startswith("-") or not Path(words[0]).suffix == ".py":
-        raise UsageError(f"'{' '.join(arguments)}' is no script of Python's", f"{example} (or: python -m module)")
+    if words[:2] == ["-m", _TORCHRUN]:
+        return words[2:], True
+    if several or (words[:1] == ["-m"] and len(words) > 1):
+        return words, several
+    if not words or words[0].startswith("-") or Path(words[0]).suffix != ".py":
+        advice = f"{example} (or: python -m module; torchrun --nproc-per-node 2 train.py)"
+        raise UsageError(f"'{' '.join(arguments)}' is no script of Python's", advice)
     if not Path(words[0]).is_file():
         raise UsageError(f"{words[0]}: no such file", "name the script as it is seen from the working folder")
-    return words
+    return words, False
 
 
 def _exit_code(started: Sequence[str], environment: dict[str, str]) -> int:

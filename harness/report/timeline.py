@@ -16,17 +16,22 @@ FIGURE = "plots/timeline.svg"
 _MOST_KERNELS = 20
 _LONGEST_NAME = 60
 _BUSY = "of busy time"
-_VIEWER = "https://ui.perfetto.dev"
+VIEWER = "https://ui.perfetto.dev"
 
 
 def write(found: Timeline, trace: Path, folder: Path) -> list[Path]:
     """Write the page and its plot into `folder`, and give their paths. trace: the file that the page names."""
+    return save(page(found, trace), found, folder)
+
+
+def save(made: Page, found: Timeline, folder: Path) -> list[Path]:
+    """Write a page with the plot of a timeline into `folder`, and give their paths."""
     from harness.report import timeline_plot
     from harness.report.formats import markdown
 
     (folder / FIGURE).parent.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    path.write_text(markdown.render(page(found, trace)), encoding="utf-8")
+    path.write_text(markdown.render(made), encoding="utf-8")
     return [path, *timeline_plot.draw(found, folder / FIGURE)]
 
 
@@ -40,7 +45,7 @@ def page(found: Timeline, trace: Path) -> Page:
             Section("By family", (_families(found), Figure(FIGURE, _alt(found)), *_meanings(found))),
             Section("By kernel" if found.on_gpu else "By operator", tuple(_kernels(found))),
             Section("Idle time", tuple(_idle(found))),
-            Section("Trace", (Note(f"{trace.name} opens in {_VIEWER}, which shows every kernel and gap."),)),
+            Section("Trace", (Note(f"{trace.name} opens in {VIEWER}, which shows every kernel and gap."),)),
         ),
     )
 

@@ -73,9 +73,21 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     assert "What to use" in (folder / "mine" / "report.md").read_text()
 
 
+def test_losses_from_several_seeds_are_part_of_the_recommendation(harness: Harness, folder: Path) -> None:
+    arguments = [argument for argument in QUICK if not argument.startswith("--output")]
+    done = harness("ladder", STEP, *arguments, "--seeds=3", "--steps=10", "--output=learned")
+    assert done.returncode == 0, done.stderr
+    assert "trainings of 10 steps from 3 seeds: 6 of them, steps of " in done.stderr
+    report = (folder / "learned" / "report.md").read_text()
+    assert "10 steps on a few batches of 32 that repeat, from 3 seeds" in report
+    assert re.search(r"The mean losses of [01] of 1 rungs lie within the spread of the seeds of float32", done.stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ([STEP, "--batch=64"], "--batch is for --model"),
+        ([STEP, "--steps=20"], "--steps is for trainings from several seeds"),
         ([], "name either a file or --model"),
         (["nowhere.py"], "nowhere.py: there is no such file"),
         (["--model=mine:vit"], "mine:vit: names no library that is known"),

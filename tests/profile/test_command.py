@@ -200,3 +200,49 @@ def test_what_can_not_be_done_is_said(folder: Path, arguments: tuple[str, ...], 
     error = profiled(*arguments).exception
     assert isinstance(error, UsageError)
     assert said in error.message
+
+
+# ---- Several ranks of a program.
+
+
+def test_a_folder_with_traces_of_ranks_is_one_answer(tmp_path: Path) -> None:
+    from tests.profile.made_ranks import alike, write
+
+    usual = alike()
+    write(tmp_path, lambda rank, turn: usual(rank, turn) + 300 * (rank == 1), ranks=3)
+    done = profiled("torch", "--import", tmp_path, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "Rank 1 holds the other ranks up" in done.output
+    assert "Rank 1 holds" in (tmp_path / "out" / "timeline.md").read_text()
+    assert (tmp_path / "out" / "ranks.json.gz").is_file()
+    for _ in range(2):  # what was written is no trace of a rank
+        assert profiled("torch", "--import", tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["torch", "--ranks", "0"], "--ranks are for a program"),
+        (["nsys", "--import", "."], "is a folder, which 'harness profile torch"),
+        (["torch", "--import", ".", "--run", "."], "is a folder, which 'harness profile torch"),
+        (["torch", "--import", "."], "has 0 traces"),
+        (["torch", "--ranks", "0", "--", "python", "train.py"], "this program is one process"),
+        (["torch", "--ranks", "a-b", "--", "torchrun", "train.py"], "'a-b' is no number"),
+        (["torch", "--ranks", "5-3", "--", "torchrun", "train.py"], "'5-3' is no number"),
+    ],
+)
+def test_what_is_wrong_with_ranks_is_said(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    error = profiled(*words).exception
+    assert isinstance(error, UsageError)
+    assert said in error.message
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("", ()), ("0,4-6", (0, 4, 5, 6)), ("3, 3-4", (3, 4))])
+def test_numbers_of_ranks(text: str, wanted: tuple[int, ...]) -> None:
+    from harness.cli import values
+
+    assert values.numbers(text) == wanted

@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(here: Path, *words: str) -> int:
-    code = _script.main([str(here / "trace"), "7", "3", *words])
+    code = _script.main([str(here / "trace"), "", "7", "3", *words])
     assert (here / "trace").read_text() == "written"
     return code
 
@@ -101,7 +101,7 @@ def test_a_script_that_is_no_python_has_no_frames(here: Path, capsys) -> None:
 
 def test_a_trace_that_cant_be_written_hides_no_exit_code(here: Path, capsys) -> None:
     (here / "train.py").write_text("import sys; sys.exit(7)\n")
-    assert _script.main([str(here / "no folder" / "trace"), "7", "3", "train.py"]) == 7
+    assert _script.main([str(here / "no folder" / "trace"), "", "7", "3", "train.py"]) == 7
     assert "couldn't be written" in capsys.readouterr().err
 
 
@@ -122,8 +122,8 @@ def test_a_script_that_ctrl_c_ends_has_a_timeline(tmp_path: Path, capfd) -> None
     assert found.exit_code == 130
     assert "KeyboardInterrupt" in told.err
     assert told.out == f"{[os.environ.get('PYTHONSAFEPATH'), None, None]}\n"
-    assert found.trace == tmp_path / "out" / tool.TRACE
-    assert {kernel.name: kernel.count for kernel in found.timeline.kernels}["aten::mm"] == 3
+    assert found.traces == (tmp_path / "out" / tool.TRACE,)
+    assert {kernel.name: kernel.count for kernel in tool.timeline(found.traces[0]).kernels}["aten::mm"] == 3
 
 
 def test_a_script_that_forks_has_a_timeline(tmp_path: Path, capfd) -> None:
@@ -143,7 +143,7 @@ def test_a_script_that_forks_has_a_timeline(tmp_path: Path, capfd) -> None:
     assert told.out == "the child ends\nended with 3\n"
     assert "recorded: the whole program" in told.err
     assert found.exit_code == 0
-    assert {kernel.name: kernel.count for kernel in found.timeline.kernels}["aten::mm"] == 1
+    assert {kernel.name: kernel.count for kernel in tool.timeline(found.traces[0]).kernels}["aten::mm"] == 1
 
 
 def test_a_script_that_leaves_no_trace_is_told(tmp_path: Path, monkeypatch) -> None:

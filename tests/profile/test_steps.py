@@ -14,7 +14,7 @@ import torch
 
 import harness
 from harness.profile import _steps
-from harness.profile._trace import BEGIN, END
+from harness.profile._trace import BEGIN, END, STEP
 
 PROGRAM = Path(__file__).with_name("steps_recorded.py")
 
@@ -73,7 +73,7 @@ def test_a_program_may_say_itself_where_its_steps_end(
             optimizer.step()
             optimizer.step()
             harness.step()
-    assert marks == [(BEGIN, 3), (END, 5)]
+    assert marks == [(BEGIN, 3), (STEP, 4), (STEP, 5), (END, 5)]
     assert capsys.readouterr().err == "recorded: steps 4 to 5 by harness.step(); others by --wait and --active\n"
     assert harness._watching == []
 
@@ -89,6 +89,6 @@ def test_a_program_that_speaks_too_late_keeps_its_optimizers_steps(
         for _ in range(2):
             recorder.step(7)
         harness.step()
-        assert marks == [BEGIN]
+        assert marks == [BEGIN, STEP]
         recorder.step(7)
-    assert marks == [BEGIN, END]
+    assert marks == [BEGIN, STEP, STEP, END]

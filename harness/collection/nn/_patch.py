@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.collection.nn import _patched_blocks, _patched_gates, _patched_modules
+from harness.collection.nn import _patched_blocks, _patched_gates, _patched_modules, _patched_rotary
 from harness.collection.nn._adamw import AdamW
 from harness.collection.nn._scaler import GradScaler
 
@@ -71,24 +71,26 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
 
     What is swapped: nn.LayerNorm, nn.RMSNorm, and classes that compute the same; nn.Softmax over the last dimension;
     nn.Dropout; batch norm followed by ReLU, also with an addition between them, within one module's forward; a linear
-    layer followed by dropout and an addition; gated MLPs with SiLU, as Llama's (gate_proj, up_proj, down_proj);
-    softmax, layer_norm, rms_norm and dropout that a module's forward calls as functions; the operators of the models in
-    harness.collection.models, windows among them. A torch.optim.AdamW becomes our AdamW and a GradScaler ours, each
-    with its state; a scheduler of the rate must be made after that.
+    layer followed by dropout and an addition; gated MLPs with SiLU, as Llama's (gate_proj, up_proj, down_proj); rotary
+    embeddings of whole heads by a function apply_rotary_pos_emb, as transformers' decoders have them (Llama, Mistral,
+    Qwen2 ...); softmax, layer_norm, rms_norm and dropout that a module's forward calls as functions; the operators of
+    the models in harness.collection.models, windows among them. A torch.optim.AdamW becomes our AdamW and a GradScaler
+    ours, each with its state; a scheduler of the rate must be made after that.
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
-    numbers shows that it computes the same. Patch before torch.compile and before DDP. Under autocast our norms and
-    softmax hand on halves, where torch's hand on float32. A patched model can be deep-copied; to pickle it whole, undo
-    the patch first (its state_dict needs nothing).
+    numbers shows that it computes the same. Patch before torch.compile and before DDP. Under autocast our norms,
+    softmax and rope hand on halves, where torch's hand on float32. A patched model can be deep-copied; to pickle it
+    whole, undo the patch first (its state_dict needs nothing).
 
-    Not covered: rotary embeddings; windows, attention and norms that a model writes out by hand in single operations;
-    modules of torch.jit; functions that are called more than one function below a module's forward.
+    Not covered: rotary embeddings of a part of a head, and other ways to write them; windows, attention and norms that
+    a model writes out by hand in single operations; modules of torch.jit; functions that are called more than one
+    function below a module's forward.
     """
     done = Patched(model, optimizer, scaler)
     for found in (
         *(_patched_blocks.operators, _patched_blocks.blocks, _patched_gates.gates),
-        *(_patched_modules.modules, _patched_modules.calls),
+        *(_patched_modules.modules, _patched_modules.calls, _patched_rotary.rotary),
     ):
         for name, was, now, undo in found(model):
             if undo is None:

@@ -13,7 +13,7 @@ from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._rungs import AUTOTUNE, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Case, Work
-from harness.ops import ANY_DEVICE, Context, Launch, Op, Symbols, Tensors
+from harness.ops import ANY_DEVICE, Context, Launch, Op, Symbols, Tensors, Variant
 
 DTYPES = ("bfloat16", "float16")
 BASELINE = "float32"
@@ -35,21 +35,17 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the scenario, but for its variants. answer: what `survey` gave."""
     sheet = _sheet(answer)
     source = Path(sheet.source).name if sheet.digest else sheet.source
-    left = sheet.patched.partition("\n")[0]
+    counts = sheet.patched.partition("\n")[0]
     return {
         "title": f"Training steps of {source}, rung by rung",
         "op": sheet.name,
         "shape": (("B", sheet.size),),
         "dtypes": DTYPES,
         "baseline": BASELINE,
-        "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {left}.",
+        "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {counts}.",
         "source": source,
         # From these a report without the plug-in knows what the code of a rung begins with.
-        "tags": (
-            "ladder",
-            *(f"gives:{name}" for name in sheet.gives),
-            *(["ours:adamw"] if _rungs.has_ours(sheet) else []),
-        ),
+        "tags": ("ladder", *_rungs.tags(sheet)),
     }
 
 
@@ -83,6 +79,13 @@ def _add(made: Op, rung: LadderRung, sheet: StepSheet) -> None:
     options: dict[str, Any] = {"role": rung.role, "arithmetic": rung.arithmetic, "devices": (ANY_DEVICE,)}
     options["unsupported"] = partial(_unsupported, rung, sheet)
     made.variant(rung.name, rung.summary, **options)(partial(_prepare, rung=rung, sheet=sheet))
+
+
+def step_of(variant: Variant) -> tuple[LadderRung, StepSheet] | None:
+    """The rung and the step that a variant of such an op is; None for other variants, a plug-in's too."""
+    known = getattr(variant.prepare, "keywords", {})
+    rung, sheet = known.get("rung"), known.get("sheet")
+    return (rung, sheet) if isinstance(rung, LadderRung) and isinstance(sheet, StepSheet) else None
 
 
 def _unsupported(rung: LadderRung, sheet: StepSheet, case: Case) -> str | None:

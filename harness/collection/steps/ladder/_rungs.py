@@ -14,6 +14,8 @@ Half = Literal["", "own", "other"]
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 """Backends of torch's scaled_dot_product_attention, by the names that rungs have."""
+_GIVEN = "given"
+"""Stands for no calls for many weights at once: the optimizer as the file makes it."""
 PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
 
@@ -80,8 +82,32 @@ def rungs(*, channels_last: bool = False, optimizer: str = "fused", ours: bool =
 
 def of_sheet(sheet: StepSheet) -> tuple[LadderRung, ...]:
     """The ladder of a user's step."""
-    has = "fused" if sheet.fused else "foreach" if sheet.foreach else ""
-    return rungs(channels_last=sheet.convolutions, optimizer=has, ours=has_ours(sheet))
+    return rungs(channels_last=sheet.convolutions, optimizer=_has(sheet), ours=has_ours(sheet))
+
+
+def _has(sheet: StepSheet) -> str:
+    """What the rungs above have of torch's calls for many weights at once."""
+    return "fused" if sheet.fused else "foreach" if sheet.foreach else ""
+
+
+def tags(sheet: StepSheet) -> tuple[str, ...]:
+    """What a scenario's tags say of the step, so that a report needs no plug-in."""
+    return (
+        *(f"gives:{name}" for name in sheet.gives),
+        *(["ours:adamw"] if has_ours(sheet) else []),
+        *(["layout:channels_last"] if sheet.convolutions else []),
+        f"optimizer:{_has(sheet) or _GIVEN}",
+    )
+
+
+def of_tags(told: Collection[str], names: Collection[str]) -> tuple[LadderRung, ...]:
+    """The ladder of a run, by its scenario's tags. names: of the rungs that have a time, for runs without such tags."""
+    ours = "ours:adamw" in told
+    optimizer = next((tag.partition(":")[2] for tag in told if tag.startswith("optimizer:")), None)
+    if optimizer is None:
+        return of_names(names, ours=ours)
+    last = "layout:channels_last" in told
+    return rungs(channels_last=last, optimizer="" if optimizer == _GIVEN else optimizer, ours=ours)
 
 
 def has_ours(sheet: StepSheet) -> bool:
@@ -107,7 +133,7 @@ def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRu
     yield on(amp, "amp_other_half", "beside amp: in the other of float16 and bfloat16", half="other")
     yield on(amp, "foreach_optimizer", "beside: torch's foreach optimizer", optimizer="foreach")
     yield on(amp, "fused_optimizer", "torch's fused optimizer", optimizer="fused")
-    base = replace(amp, name="fused_optimizer" if optimizer == "fused" else "amp", optimizer=optimizer)
+    base = replace(amp, name=f"{optimizer}_optimizer" if optimizer else "amp", optimizer=optimizer)
     last = on(base, "channels_last", "and channels last in memory", channels_last=True)
     yield last
     base = last if channels_last else base

@@ -52,9 +52,9 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     """
     gc.collect()
     setup = StepSetup(sheet.source, sheet.size, seed_of(ctx), ctx.device, ctx.case.dtype)
-    with _told(FLOAT32):
+    with told(FLOAT32):
         _reference_losses(setup)
-    with _told(rung):
+    with told(rung):
         complaints = tuple(_gradient_complaints(rung, setup))
     before = _facts.allocated(ctx)
     modes = ExitStack()
@@ -62,7 +62,7 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    with _told(rung):
+    with told(rung):
         return _first_steps(ctx, StepTrainer(rung, setup), complaints, before)
 
 
@@ -90,7 +90,7 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
 
 
 @contextmanager
-def _told(rung: LadderRung) -> Iterator[None]:
+def told(rung: LadderRung) -> Iterator[None]:
     """Errors of a rung become a UsageError with a reason in plain words.
 
     Too little memory, and what the device says of itself, stay what they are.

@@ -75,7 +75,10 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def name_of(source: str) -> str:
     """A name that an id can hold: the file's without its suffix, or the model's."""
-    last = Path(source.partition(":")[2]).name if ":" in source else Path(source).stem.removeprefix("ladder_")
+    from harness.collection.steps.ladder._given import is_library
+
+    is_model = is_library(source)
+    last = Path(source.partition(":")[2]).name if is_model else Path(source).stem.removeprefix("ladder_")
     return re.sub(r"[^a-z0-9_]+", "_", last.lower()).strip("_")[-_LONGEST:] or "step"
 
 

@@ -69,9 +69,9 @@ class StepTrainer:
         if rung.patched:
             self._patch()
         if rung.checkpoint:
-            for block in blocks_of(self.model):
-                from torch.utils.checkpoint import checkpoint
+            from torch.utils.checkpoint import checkpoint
 
+            for block in blocks_of(self.model):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         self.second_stream: Any = None
         if rung.streams:

@@ -61,9 +61,9 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     if rung is None:
         raise ValueError(f"{case.id}: isn't a rung of a training")
     setup = Setup(str(case.values["model"]), size, seed, device, getattr(torch, case.dtype), **asked_of(case))
-    _free(device)  # what a training has left that failed
+    free(device)  # what a training has left that failed
     with ExitStack() as modes:
-        modes.callback(_free, device)
+        modes.callback(free, device)
         modes.enter_context(math_modes(rung.tf32))
         if rung.compiled:
             modes.callback(forget_compiled)
@@ -159,7 +159,7 @@ def _next_words(given: Any) -> Any:
     return given._replace(tokens=tokens, labels=tokens.roll(1, 1))
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Give back the memory of a training: several processes may train on one device."""
     import torch
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness import metrics, units
-from harness.intervals import Interval, common, length, merged
+from harness.intervals import Interval, arrived, common, length, merged
 from harness.metrics import Metric, Subject
 from harness.ops import Context
 
@@ -214,11 +214,11 @@ def waiting(every: Sequence[Sequence[Any]], rank: int) -> float | None:
         return None
     waited = 0.0
     for together in zip(*kernels, strict=True):
-        arrived = max(start for start, _ in together)
-        if arrived > min(end for _, end in together) + _APART:
+        late = arrived(together)
+        if late > min(end for _, end in together) + _APART:
             return None
         start, end = together[rank]
-        waited += min(arrived, end) - start
+        waited += min(late, end) - start
     return waited / length(kernels[rank])
 
 

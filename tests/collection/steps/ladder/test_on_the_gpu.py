@@ -7,9 +7,11 @@ import statistics
 from functools import cache
 
 import pytest
+import torch
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _rungs
+from harness.collection.steps.ladder import _learning, _rungs
+from harness.collection.steps.ladder._declared import step_of
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue, Op
 from tests.collection.steps.ladder.conftest import STEPS
@@ -57,6 +59,18 @@ def test_a_model_that_cant_be_compiled_keeps_its_other_rungs():
     with pytest.raises(UsageError, match=r"torch\.compile can't compile the model"):
         measured(op, "compile", 8)
     assert measured(op, "graph", 8).status == "ok"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rung", ["graph", "patched_graph", "compile", "patched_compile_graph"])
+def test_longer_trainings_learn_as_float32_does(rung, dtype):
+    op = op_of(str(STEPS / "attention.py"))
+    plain, found = (
+        _learning.trained(*step_of(op.variants[name]), dtype, torch.device("cuda"), seed=1, steps=24)
+        for name in ("float32", rung)
+    )
+    assert statistics.fmean(found.losses) == pytest.approx(statistics.fmean(plain.losses), rel=0.05)
+    assert len(found.losses) == 24
 
 
 @pytest.mark.alone

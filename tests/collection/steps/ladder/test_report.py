@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.collection.steps.ladder import _rungs
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Attachment, Case, Measurement, Work
-from harness.report import sections
+from harness.report import build, sections
 from harness.report.formats import markdown
 from harness.report.frame import by_scenario
 from harness.report.tree import CommandLine, Figure, Note, Table, tables
@@ -61,6 +63,21 @@ def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     assert "'fused': True" in code.text
 
 
+def test_the_code_is_of_what_was_measured_where_only_some_rungs_were(make_run):
+    """Without fused_optimizer and channels_last among the rungs, the rungs above have them all the same."""
+    tags = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), convolutions=True))
+    run = make_run([timed("float32", 0.2), timed("compile", 0.1)], baseline="float32", tags=tags, source="step.py")
+    ((_, found),) = by_scenario(run)
+    code = sections.sections(found)[0].blocks[-1].text
+    assert "'fused': True" in code
+    assert "channels_last" in code
+    foreach = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), fused=False))
+    (rung,) = (one for one in _rungs.of_tags(foreach, ["compile"]) if one.name == "compile")
+    assert (rung.base, rung.optimizer) == ("foreach_optimizer", "foreach")
+    plain = _rungs.tags(StepSheet("ladder_step", "step.py", "", 32, ("model",), fused=False, foreach=False))
+    assert {one.base for one in _rungs.of_tags(plain, ["compile"]) if one.name == "compile"} == {"amp"}
+
+
 def test_the_ladder_and_its_families_stand_below(lines):
     families = (("family_gemm", 0.6), ("family_normalisation", 0.3))
     traces = [
@@ -78,7 +95,7 @@ def test_the_ladder_and_its_families_stand_below(lines):
     assert dict(zip(cells["rung"], cells["compared with"], strict=True)) == {
         "amp": "float32", "fused_optimizer": "amp", "graph": "fused_optimizer"
     }  # fmt: skip
-    assert "## What to use" in markdown.text(run) if hasattr(markdown, "text") else True
+    assert "## What to use" in markdown.render(build.page(run))
 
 
 def test_a_ladder_without_any_time_says_nothing_to_use(lines):
@@ -88,3 +105,45 @@ def test_a_ladder_without_any_time_says_nothing_to_use(lines):
         "float32 isn't among them (crashed): the step itself fails, as the file has it: ValueError: x"
     ]
     assert sections.sections(found) == []
+
+
+def learned(variant, *means, steps=50):
+    series = (("means", means), ("forced", ()), *((f"losses_{n}", (1.0, m)) for n, m in enumerate(means, 1)),
+              *((f"skipped_{n}", ()) for n, _ in enumerate(means, 1)))  # fmt: skip
+    values = (("steps", steps), ("size", 32), ("seeds", len(means)), ("loss", sum(means) / len(means)), ("last", 1.0))
+    return Attachment(case(variant).id, "losses", values, series=series)
+
+
+def test_without_several_seeds_the_recommendation_says_how_to_compare_losses(lines):
+    _, found = lines()
+    assert sections.sections(found)[0].blocks[0].text.endswith("weren't compared: --seeds 5 does so.")
+
+
+def test_the_recommended_rung_keeps_its_losses_within_the_seeds_spread(lines):
+    """patched is the fastest, and learns otherwise; graph is the next one; compile's training failed."""
+    traces = (
+        learned("float32", 1.0, 1.1, 1.2), learned("patched", 1.3, 1.3, 1.3), learned("graph", 1.1, 1.1, 1.12),
+        learned("amp", 1.1, 1.1, 1.12), learned("fused_optimizer", 1.0, 1.0, 1.3),
+    )  # fmt: skip
+    _, found = lines(attachments=traces)
+    every = sections.sections(found)
+    told, *failed = [block.text for block in every[0].blocks if isinstance(block, Note)]
+    assert told.startswith("Use graph (bfloat16, B32)")
+    assert told.endswith(
+        "Its mean loss over 50 steps from 3 seeds, 1.1067, lies within the spread of float32's seeds, 1.0000 to 1.2000."
+    )
+    assert "compile isn't among them: it wasn't trained from several seeds" in failed
+    off = "its mean loss from several seeds is 1.3000; 1.0000 to 1.2000 is their spread in float32"
+    assert f"patched isn't among them: {off}" in failed
+    losses = next(section for section in every if section.title == "Losses")
+    texts = [block.text for block in losses.blocks if isinstance(block, Note)]
+    assert "The mean losses of 3 of 4 rungs lie within the spread of the seeds of float32" in " ".join(texts)
+    assert "overflow" not in " ".join(texts)
+    assert any("3 of 4 rungs lie within" in note.text for note in sections.verdicts(found))
+
+
+def test_a_ladder_whose_baseline_wasnt_trained_judges_no_losses(lines):
+    _, found = lines(attachments=(learned("patched", 1.3, 1.3, 1.3), learned("amp", 1.0, 1.1, 1.2)))
+    told = sections.sections(found)[0].blocks[0].text
+    assert told.startswith("Use patched")
+    assert told.endswith("weren't compared: --seeds 5 does so.")

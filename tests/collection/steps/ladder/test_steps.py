@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.collection.steps.ladder import _steps, _trainer
+from harness.collection.steps.ladder import _steps, _survey, _trainer
 from harness.collection.steps.ladder._trainer import StepTrainer
 from harness.errors import UsageError
 from harness.model import Case
@@ -45,6 +45,19 @@ def test_the_survey_tells_what_rungs_need():
     assert found["flops"] == 2 * first + 3 * (others + last)
     assert answered("attention")["attention"]
     assert answered("custom")["gives"] == ("model", "batch", "step")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("/home/a:b/Train Step.py", "train_step"),
+        ("/x/ladder_mine.py", "mine"),
+        ("timm:vit_base_patch16", "vit_base_patch16"),
+        ("transformers:org/Name-7B", "name_7b"),
+    ],
+)
+def test_an_op_is_named_after_its_source(source, name):
+    assert _survey.name_of(source) == name
 
 
 def test_a_cpu_says_why_rungs_are_for_gpus():

@@ -8,6 +8,7 @@ from harness import units
 from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._code import code
 from harness.collection.steps.training import report as training
+from harness.collection.steps.training.report import losses
 from harness.model import FAILED
 from harness.report.frame import Line, setting
 from harness.report.tree import Block, CommandLine, Note, Section
@@ -31,20 +32,35 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
         if best := fastest(group):
             yield Note(_told(group, best), "strong")
         yield from _failures(group)
+    yield from training.verdicts(lines)
 
 
 def fastest(lines: Sequence[Line]) -> Line | None:
-    """The fastest rung whose losses and gradients were right; None if none has a time."""
+    """The fastest rung whose losses and gradients were right; None if none has a time.
+
+    Where rungs were trained from several seeds, its losses must lie within the spread of the baseline's seeds.
+    """
     timed = [line for line in lines if line.result.status == "ok" and line.result.time]
+    if learned := _learned(lines):
+        kept = {rung.line.case.id for rung in learned.rungs if rung is learned.baseline or learned.is_within(rung)}
+        timed = [line for line in timed if line.case.id in kept]
     return min(timed, key=lambda line: line.result.time or 0.0, default=None)
+
+
+def _learned(lines: Sequence[Line]) -> losses.LossGroup | None:
+    """The longer trainings of a group's rungs, with the baseline's among them; None without them.
+
+    Of several that were made in different ways, those of the most rungs count.
+    """
+    found = [group for group in losses.groups(lines) if group.baseline.name == lines[0].scenario.baseline]
+    return max(found, key=lambda group: len(group.rungs), default=None)
 
 
 def program(lines: Sequence[Line], best: Line) -> str:
     """The code of a rung, from what the scenario tells of the file."""
     scenario = best.scenario
     timed = [line.case.variant for line in lines if line.result.time]
-    ours = "ours:adamw" in scenario.tags
-    rung = next((one for one in _rungs.of_names(timed, ours=ours) if one.name == best.case.variant), None)
+    rung = next((one for one in _rungs.of_tags(scenario.tags, timed) if one.name == best.case.variant), None)
     gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
     return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"]) if rung else ""
 
@@ -78,7 +94,22 @@ def _told(group: Sequence[Line], best: Line) -> str:
     gained = units.ratio(base.result.time / (best.result.time or 1.0))
     return (
         f"Use {name} ({where}): {took} a step, {gained} as fast as {base.case.variant}; its gradients, and the losses "
-        f"of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be."
+        f"of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be. "
+        f"{_of_seeds(group, best)}"
+    )
+
+
+def _of_seeds(group: Sequence[Line], best: Line) -> str:
+    """What longer trainings say of a rung, in a sentence."""
+    learned = _learned(group)
+    if learned is None:
+        return "Losses of longer trainings weren't compared: --seeds 5 does so."
+    steps, _, seeds = learned.baseline.plan
+    (rung,) = (rung for rung in learned.rungs if rung.line.case.id == best.case.id)
+    low, high = learned.band
+    return (
+        f"Its mean loss over {steps} steps from {seeds} seeds, {rung.loss:.4f}, lies within the spread of "
+        f"{learned.baseline.name}'s seeds, {low:.4f} to {high:.4f}."
     )
 
 
@@ -89,3 +120,12 @@ def _failures(group: Sequence[Line]) -> Iterator[Note]:
         if result.status in FAILED or result.status == "out_of_memory":
             told = next(iter((result.error or "").splitlines()), "")
             yield Note(f"{line.case.variant} isn't among them ({result.status}): {told}", "warning")
+    if learned := _learned(group):
+        trained = {rung.line.case.id for rung in learned.rungs}
+        for line in group:
+            if line.result.status == "ok" and line.case.id not in trained:
+                yield Note(f"{line.case.variant} isn't among them: it wasn't trained from several seeds", "warning")
+        for rung in learned.off:
+            low, high = learned.band
+            told = f"its mean loss from several seeds is {rung.loss:.4f}; {low:.4f} to {high:.4f} is their spread"
+            yield Note(f"{rung.name} isn't among them: {told} in {learned.baseline.name}", "warning")

@@ -1,7 +1,8 @@
 """Losses of longer trainings: whether a rung of a ladder learns as the other rungs do. It needs no tool but torch.
 
 Each case of a training op is trained from several seeds, on data that can be learned, with batches of a size of their
-own. Of the case, its model, dtype, choices and variant count.
+own. Of the case, its model, dtype, choices and variant count. A user's step (`harness ladder`) is trained on a few
+batches that its file gives.
 """
 
 from __future__ import annotations

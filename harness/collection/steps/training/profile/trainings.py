@@ -1,7 +1,7 @@
 """Trains the models of cases from several seeds. On a GPU several processes do so at a time.
 
 A step of eager torch waits for its host most of the time, so that processes beside each other hardly slow each other
-down.
+down. A user's step has the batch that it has, which may fill the device, so its trainings are made one by one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 
 from harness import devices
+from harness.collection.steps.ladder._declared import step_of
+from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training import _curves, _ladders
 from harness.collection.steps.training._curves import TrainingCurve
 from harness.collection.steps.training.profile.files import CaseCurves, LossPlan, file_of
@@ -24,6 +27,7 @@ from harness.profile import RunCase
 from harness.session import EndedError
 from harness.store import dump
 
+OwnStep = tuple[LadderRung, StepSheet]
 _MOST_PROCESSES = 6
 """Processes that train at a time, each with a model and a context of its own in the device's memory."""
 _FIRST_SEED = 1
@@ -39,9 +43,13 @@ def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device:
     cases = dict(enumerate(every, 1))
     reasons = {number: _obstacle(case, catalogue) for number, case in cases.items()}
     todo = [(number, case) for number, case in cases.items() if not reasons[number]]
-    count = min(_processes(device), plan.seeds * len(todo))
+    alone = any(_own_step(case, catalogue) for _, case in todo)
+    count = 1 if alone else min(_processes(device), plan.seeds * len(todo))
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) if count > 1 else None
-    made = {number: [_submitted(pool, case, device.kind, seed, plan) for seed in _seeds(plan)] for number, case in todo}
+    made = {
+        number: [_submitted(pool, case, device.kind, seed, plan, _own_step(case, catalogue)) for seed in _seeds(plan)]
+        for number, case in todo
+    }
 
     def train(number: int) -> None:
         if reason := reasons[number]:
@@ -50,7 +58,8 @@ def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device:
             curves = tuple(curve() for curve in made.pop(number))
         except MemoryError as error:
             raise EndedError("out_of_memory", str(error)) from None
-        text = dump(CaseCurves(cases[number].id, plan.steps, plan.size, curves))
+        own = _own_step(cases[number], catalogue)
+        text = dump(CaseCurves(cases[number].id, plan.steps, own[1].size if own else plan.size, curves))
         file_of(plan.files, number).write_text(text, encoding="utf-8")
 
     try:
@@ -71,29 +80,38 @@ def _processes(device: Device) -> int:
 
 def _obstacle(case: Case, catalogue: Catalogue) -> str:
     """Why a case can't be trained; '' if it can."""
-    if _ladders.rung_of(case.op, case.variant) is None:
+    if _ladders.rung_of(case.op, case.variant) is None and _own_step(case, catalogue) is None:
         return "it isn't a step of a training"
     unsupported = catalogue[case.op].variants[case.variant].unsupported
     return (unsupported(case) if unsupported else None) or ""
 
 
-def _submitted(
-    pool: ProcessPoolExecutor | None, case: Case, kind: str, seed: int, plan: LossPlan
+def _own_step(case: Case, catalogue: Catalogue) -> OwnStep | None:
+    """The rung and the step of a case of a user's step; None for other cases."""
+    return step_of(catalogue[case.op].variants[case.variant])
+
+
+def _submitted(  # noqa: PLR0913, PLR0917 - what a training is made of
+    pool: ProcessPoolExecutor | None, case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | None
 ) -> Callable[[], TrainingCurve]:
     """A function that waits for a training, or makes it if there is no other process to do so."""
     if pool is None:
-        return lambda: _trained(case, kind, seed, plan)
-    future: Future[TrainingCurve] = pool.submit(_trained, case, kind, seed, plan)
+        return lambda: _trained(case, kind, seed, plan, own)
+    future: Future[TrainingCurve] = pool.submit(_trained, case, kind, seed, plan, own)
     return future.result
 
 
-def _trained(case: Case, kind: str, seed: int, plan: LossPlan) -> TrainingCurve:
+def _trained(case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | None) -> TrainingCurve:
     """One training. It runs in any of the processes, so it raises only errors that can be sent to another one.
 
     These are MemoryError where the device has too little memory, and RuntimeError for all other causes.
     """
     device = devices.kinds()[kind].torch_device
     try:
+        if own:
+            from harness.collection.steps.ladder import _learning
+
+            return _learning.trained(*own, case.dtype, device, seed=seed, steps=plan.steps)
         return _curves.trained(case, device, size=plan.size, seed=seed, steps=plan.steps)
     except Exception as error:
         if is_out_of_memory(error):

@@ -90,8 +90,8 @@ class LossGroup:
 
     @property
     def odd(self) -> list[RungLosses]:
-        """The rungs that skipped other steps than the steps that were made to overflow."""
-        return [rung for rung in self.rungs if not rung.is_skipped_alike]
+        """The rungs that skipped other steps than the steps that were made to overflow; none if none was made to."""
+        return [rung for rung in self.rungs if rung.forced and not rung.is_skipped_alike]
 
 
 def groups(lines: Sequence[Line]) -> list[LossGroup]:
@@ -133,9 +133,13 @@ def _group(rungs: Sequence[RungLosses], baseline: str) -> LossGroup:
 def blocks(group: LossGroup) -> Iterator[Block]:
     """How the trainings were made, the verdict, and a table with a row for each rung."""
     steps, size, seeds = group.baseline.plan
+    forced = (
+        " Two of the steps are made to overflow by a huge scale of the loss; a rung whose loss isn't scaled leaves "
+        "these out."
+    )
     yield Note(
-        f"{steps} steps on a few batches of {size} that repeat, from {seeds} seeds, the same for all rungs. Two of the "
-        "steps are made to overflow by a huge scale of the loss; a rung whose loss isn't scaled leaves these out."
+        f"{steps} steps on a few batches of {size} that repeat, from {seeds} seeds, the same for all rungs."
+        f"{forced if group.baseline.forced else ''}"
     )
     yield from verdicts(group)
     yield _table(group)
@@ -149,6 +153,8 @@ def verdicts(group: LossGroup) -> Iterator[Note]:
         inside = len(group.others) - len(group.off)
         told = f"The mean losses of {inside} of {len(group.others)} rungs lie within {spread}"
         yield Note(f"{told}{_named(group.off)}.", "failure" if group.off else "strong")
+    if not group.baseline.forced:
+        return
     forced = " and ".join(map(str, group.baseline.forced))
     alike = len(group.rungs) - len(group.odd)
     told = f"{alike} of {len(group.rungs)} rungs skip steps {forced}, which overflow, and no other steps"

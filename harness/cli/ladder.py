@@ -33,10 +33,10 @@ _STEPS = 50
 """Steps of a training from one of several seeds, unless told."""
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness ladder step.py     a file with model(), batch(), loss(model, *batch)\n"
+    "  harness ladder step.py   a file with model(), batch(), loss(model, *batch)\n"
     "  harness ladder step.py --dtype float16 --variants float32,amp,compile\n"
     "  harness ladder step.py --repeat 3 --output reports/mine\n"
-    "  harness ladder step.py --seeds 5   also losses, within the seeds' spread or not\n"
+    "  harness ladder step.py --seeds 5    losses, within the seeds' spread or not\n"
     "  harness ladder step.py --output reports/mine --resume\n"
     "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
     "  harness ladder --model transformers:bert\n"

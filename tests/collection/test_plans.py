@@ -45,7 +45,7 @@ def some(items, most):
 @pytest.mark.parametrize(("op", "name"), TUNED, ids=lambda value: getattr(value, "name", value))
 def test_plans_are_legal_and_launch_what_they_say(monkeypatch, op, name):
     tuning, module = op.variants[name].tuning, told(op.name)
-    dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in op.dtypes]
+    dtypes = [dtype for dtype in ("float32", "bfloat16") if dtype in op.dtypes] or op.dtypes
     every = [case_of(op, name, dtype, values) for dtype, values in itertools.product(dtypes, module.COMPILED)]
     with_plan = 0
     pretend_gpu(monkeypatch, lambda *_: FakeKernel())

@@ -28,6 +28,7 @@ def declared() -> Catalogue:
         ("prelu_naive64", "elementwise_unrolled"),
         ("prelu_packed", "elementwise_vectorised"),
         ("prelu_grad_total", "reduction"),
+        ("int8_linear_tiles", "gemm"),
         ("bias_dropout_residual_tuned", "elementwise_vectorised"),
         ("dropout_naive", "elementwise_unrolled"),
         ("layer_norm_grad_dgamma", "normalisation"),

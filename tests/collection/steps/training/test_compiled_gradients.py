@@ -73,7 +73,7 @@ def test_honest_code_passes_with_the_batch_that_is_timed(rung, backward, monkeyp
 
 def test_a_rung_and_its_graph_are_checked_by_one_compilation(backward, monkeypatch):
     backward()
-    monkeypatch.setattr(_first_step, "_complaints", lambda rung, _: ("told",) if rung.compiled else ())
+    monkeypatch.setattr(_first_step, "_complaints", lambda rung, *_: ("told",) if rung.compiled else ())
     found = [_first_step.complaints(rung, SETUP) for rung in (COMPILE, rung_of("bert_train", "compile_graph"))]
     assert found == [("compiled, told",)] * 2
     assert _first_step._of_compiled.cache_info().misses == 1
@@ -119,9 +119,9 @@ def test_a_wrong_gradient_of_our_operator_is_found_in_compiled_code_alone(backwa
         dx, dgamma, dbeta = real(*given)
         return dx, 1.5 * dgamma, dbeta
 
-    def told(rung, setup):
+    def told(rung, setup, wanted):
         monkeypatch.setattr(_rows, "_layer_norm_grad_by_torch", wrong if rung.compiled else real)
-        return complaints(rung, setup)
+        return complaints(rung, setup, wanted)
 
     monkeypatch.setattr(_first_step, "_complaints", told)
     backward()

@@ -194,7 +194,7 @@ def _expected(ctx: Context, own: SimpleNamespace, wanted: dict[str, Any]) -> Ite
 
 
 def _strided(name: str, got: Any) -> str | None:
-    """A complaint about an output whose elements don't lie in order, as those of a transpose that copies nothing."""
+    """A complaint about an output whose elements don't lie in order, as a transpose leaves them that copies nothing."""
     for part in got if isinstance(got, (list, tuple)) else (got,):
         if not is_in_order(part):
             return f"{name} has the strides {part.stride()}: its elements must lie in order; return {name}.contiguous()"

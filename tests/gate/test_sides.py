@@ -58,7 +58,7 @@ def test_submodules_have_the_commits_of_the_base(top: Path) -> None:
 
 
 def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(top: Path) -> None:
-    """As CI jobs have them. No branch of the submodule names the commit that the job fetched."""
+    """CI jobs have short clones. No branch of the submodule names the commit that the job fetched."""
     short = top.parent / "short"
     git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
     first = submodules.at(short, "one")["sub"]
@@ -197,7 +197,7 @@ def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, sid
 
 
 def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
-    """Of the working tree alone. What was made for a side, and what lies elsewhere, may be written by the side."""
+    """Only files of the working tree count. A side may write what was made for it, and what lies elsewhere."""
     with Repository(top, ()).here() as now:
         files = [(name, digest(top / name)) for name in ("a.py", "sub/a.py")]
         used = UsedCode(now=(*files, ("{made}/site/b.py", "1"), ("/elsewhere/c.so", "2"), (".git/HEAD", "3")))

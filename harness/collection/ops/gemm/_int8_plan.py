@@ -44,7 +44,7 @@ _MOST_FEW, _RULED_FEW = 32, 16  # rows of x: that `few` can take, and that it ta
 _EIGHT, _SIXTEEN = 8, 16
 _STATIC_SHARED = 48 * 1024  # bytes that a block may have without asking for more
 _REGISTERS = 65_536  # of a multiprocessor
-_CHUNKS = 64  # registers of a thread for chunks of a part; the next part has as many
+_CHUNKS = 64  # registers of a thread for chunks of a part; the next part has another 64
 _STEP = 64  # bytes of a row that four lanes load
 _UNDER_WAY = 32 * 1024  # bytes of a multiprocessor, the fewest that keep memory busy
 _SMALLEST = "32x64"
@@ -220,7 +220,7 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
 
 
 def _alike(case: Case) -> object:
-    """Sizes whose rows are copied and stored alike, and for `few` have as many products."""
+    """Sizes whose rows are copied and stored alike, and for `few` have equally many products."""
     s = case.symbols
     return copy_bytes(s["K"]), s["N"] % (PACK_BYTES // 2) == 0, s["M"] <= _RULED_FEW
 

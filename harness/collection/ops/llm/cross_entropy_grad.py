@@ -117,7 +117,7 @@ def _parts(case: Case, units: int) -> int:
 
 
 def _rule(case: Case) -> Plan | None:
-    """The plan where no table has one; None where there aren't as many blocks."""
+    """The plan where no table has one; None where there are too few blocks."""
     return None if _too_many_blocks(case, {"units": _UNITS}) else {"units": _UNITS}
 
 

@@ -51,7 +51,7 @@ class AddNormGradPlan:
 
     @classmethod
     def made(cls, columns: int, itemsize: int, chip: Chip, kept: int, resident: int) -> Self | None:
-        """The plan with so many packs of a thread and blocks of a multiprocessor, and as many stages as there is room.
+        """The plan with so many packs of a thread and blocks of a multiprocessor, and all stages that fit.
 
         None where there is no room for it, or a thread would have nothing to do.
         """

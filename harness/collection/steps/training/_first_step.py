@@ -120,7 +120,7 @@ def _complaints(rung: Rung, setup: Setup, wanted: FirstGradients) -> tuple[str, 
 
 
 def _small(setup: Setup) -> Setup:
-    """The setup with a smaller batch, which can be cut into as many micro-batches."""
+    """The setup with a smaller batch, which can be cut into the same number of micro-batches."""
     parts = setup.micro_batches
     return replace(setup, size=parts * max(1, min(setup.size, SIZE) // parts))
 

@@ -1,6 +1,6 @@
 """A trainer whose weights, gradients and optimizer's state lie in parts on several ranks, by FSDP2.
 
-The practice is that of torchtitan: each layer is a group of its own, whose weights are gathered together; what is left,
+torchtitan does so: each layer is a group of its own, whose weights are gathered together; what is left,
 the embedding and the last norm, is the root's group. Weights are in float32, and are gathered in the case's type, in
 which layers compute; gradients are averaged in float32. Torch.compile compiles each layer alone, inside its group.
 """

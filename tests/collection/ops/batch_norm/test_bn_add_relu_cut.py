@@ -93,7 +93,7 @@ def test_pieces(sizes, turns):
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("op", ["bn_add_relu", "bn_add_relu_grad"])
 def test_a_search_tries_few_turns_of_few_images_and_many_of_many(catalogue, op):
-    """Of many images, few turns of a thread would leave more partial sums than the second kernel adds quickly."""
+    """With many images, few turns of a thread would leave more partial sums than the second kernel adds quickly."""
     tuning = catalogue[op].variants["tuned"].tuning
     found = {}
     for images in (1, 512):

@@ -107,7 +107,7 @@ def types() -> None:
 
 
 def parts() -> None:
-    """Of weights, gradients and moments each rank has a half, rounded up to whole rows."""
+    """Each rank has a half of the weights, gradients and moments, rounded up to whole rows."""
     own = trainer("fsdp", FLOAT32, EXACT)
     own.loss_of_step()
     for one in own.weights:

@@ -50,7 +50,7 @@ def fastest(lines: Sequence[Line]) -> Line | None:
 def _learned(lines: Sequence[Line]) -> losses.LossGroup | None:
     """The longer trainings of a group's rungs, with the baseline's among them; None without them.
 
-    Of several that were made in different ways, those of the most rungs count.
+    If several were made in different ways, the way of the most rungs counts.
     """
     found = [group for group in losses.groups(lines) if group.baseline.name == lines[0].scenario.baseline]
     return max(found, key=lambda group: len(group.rungs), default=None)

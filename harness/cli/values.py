@@ -23,9 +23,8 @@ def numbers(text: str) -> tuple[int, ...]:
     for part in names([text]):
         first, dash, last = part.partition("-")
         ends = (first, last if dash else first)
-        if not all(end.isascii() and end.isdigit() and len(end) <= _DIGITS for end in ends) or int(ends[0]) > int(
-            ends[1]
-        ):
+        are_numbers = all(end.isascii() and end.isdigit() and len(end) <= _DIGITS for end in ends)
+        if not are_numbers or int(ends[0]) > int(ends[1]):
             raise UsageError(f"'{part}' is no number and no range of numbers", "write them as 0,4-7")
         found.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(found))

@@ -41,6 +41,11 @@ def test_the_page_is_as_its_register_and_its_runs_have_it() -> None:
     assert SCRIPT.page(text, REGISTER, SCRIPT.committed_runs()) == text, "run scripts/make_trust.py"
 
 
+def test_the_readme_has_the_number_of_exploits() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"lists {len(REGISTER['exploits'])} ways to get a time" in readme
+
+
 def test_the_part_above_stays() -> None:
     first = "# Do the times hold?\n\nA table.\n\n"
     for text in (first, f"{first}{SCRIPT.BEGIN}\n\nEARLIER\n"):

@@ -193,7 +193,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_remembered(process_left_as_found: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
     for noted in ("_remembered", "_others", "_watched"):
         monkeypatch.setattr(f"harness.intact.{noted}", {})
@@ -204,6 +204,28 @@ def nothing_made_small() -> Iterator[None]:
     """Later tests of this process would measure with the short times and the small cache of plugins/small.py."""
     yield
     assert isinstance(vars(Cpu)["cache_bytes"], property), "plugins/small.py was loaded here: start a process for it"
+
+
+@pytest.fixture(autouse=True)
+def process_left_as_found() -> Iterator[None]:
+    """A later test of this process would fail or pass by what this test left behind, so by the order of tests."""
+    before = _process()
+    yield
+    left = {name: (before[name], now) for name, now in _process().items() if now != before.get(name, now)}
+    assert not left, f"this test changed its process (before, after): {left}"
+
+
+def _process() -> dict[str, Any]:
+    """What tests have changed for later tests."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    found: dict[str, Any] = {"cwd": Path.cwd(), "environment": environment, "hook": sys.excepthook, "path": [*sys.path]}
+    if torch := sys.modules.get("torch"):
+        found["threads"] = torch.get_num_threads()
+        found["gradients"] = torch.is_grad_enabled()
+        found["dtype"] = torch.get_default_dtype()
+        found["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        found["precision"] = torch.get_float32_matmul_precision()
+    return found
 
 
 @pytest.fixture

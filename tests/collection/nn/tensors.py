@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -153,12 +154,17 @@ def distributed(function: Call, inputs: list[Tensor], example: Example) -> list[
 
 @contextmanager
 def one_rank(device: str) -> Iterator[Any]:
-    """A process group of this process alone, as a mesh."""
+    """A process group of this process alone, as a mesh.
+
+    Torch has its hook for exceptions say the rank of a process group, and leaves the hook there: it is put back.
+    """
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    hook = sys.excepthook
     dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield init_device_mesh(device, (1,))
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook

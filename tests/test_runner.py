@@ -387,6 +387,7 @@ def test_the_parent_never_imports_torch() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_faults_on_the_device_cost_their_own_case_alone(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
     def fault(variant: str, n: int, timeout: float = 120.0) -> Job:
         return job(variant, op="cuda_fault", n=n, timeout=timeout, device="cuda")

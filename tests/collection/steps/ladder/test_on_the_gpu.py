@@ -17,14 +17,17 @@ from harness.ops import Catalogue, Op
 from tests.collection.steps.ladder.conftest import STEPS
 
 pytestmark = pytest.mark.gpu
+IMAGES = 128
 RUNGS = [rung.name for rung in _rungs.rungs()]
+ATTEMPTS = 3
+"""Tests beside this one use the GPU, which the check of times takes for hidden work where it lasts."""
 MAY_FAIL = {"sdpa_cudnn", "sdpa_flash"}
 """Backends that take no heads of any size: such a rung may say that it fails."""
 
 
 @cache
-def op_of(source: str) -> Op:
-    known = ladder.survey({"source": source, "device": "cuda", "size": 32, "prefix": "ladder_"})
+def op_of(source: str, size: int = 32) -> Op:
+    known = ladder.survey({"source": source, "device": "cuda", "size": size, "prefix": "ladder_"})
     return ladder.op(**{**known, "gives": tuple(known["gives"])})
 
 
@@ -32,7 +35,11 @@ def measured(op, rung, size, dtype="bfloat16", **choices):
     from harness import devices, measure
 
     case = Case(op.name, rung, dtype, (("B", size),), tuple(choices.items()))
-    return measure.measure(Job(case, Timing(0.005, 1.0, 300.0)), op, devices.kinds()["cuda"])
+    for _ in range(ATTEMPTS):
+        found = measure.measure(Job(case, Timing(0.005, 1.0, 300.0)), op, devices.kinds()["cuda"])
+        if "another process uses" not in (found.error or ""):
+            break
+    return found
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -75,11 +82,13 @@ def test_longer_trainings_learn_as_float32_does(rung, dtype):
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("own", "bundled"), [("amp", "amp"), ("fused_optimizer", "fused_optimizer")])
-def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(own, bundled):
-    """In turns, three times each: the medians agree within 2%."""
-    op, other = op_of(str(STEPS / "swin.py")), Catalogue()["swin_train"]
+def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(own, bundled, tmp_path):
+    """In turns, three times each: the medians agree within 2%. 128 images keep the GPU busy, whatever the host does."""
+    step = tmp_path / "swin.py"
+    step.write_text((STEPS / "swin.py").read_text().replace(" 32,", f" {IMAGES},"))
+    op, other = op_of(str(step), IMAGES), Catalogue()["swin_train"]
     model = {name: choice.usual for name, choice in other.choices.items()} | {"model": "swin_tiny"}
-    times = [(measured(op, own, 32).time, measured(other, bundled, 32, **model).time) for _ in range(3)]
+    times = [(measured(op, own, IMAGES).time, measured(other, bundled, IMAGES, **model).time) for _ in range(3)]
     ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
     assert abs(ours / theirs - 1) < 0.02
 

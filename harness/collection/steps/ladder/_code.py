@@ -67,22 +67,29 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
 
 def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:
     is_file = source.endswith(".py")
-    from_trainer = _code_ranks.from_trainer(rung, ranks) or (["blocks_of"] if rung.checkpoint else [])
-    lines = {
+    is_sharded = ranks is not None and rung.is_sharded
+    standard = {
+        "from contextlib import nullcontext": ranks and rung.parts > 1,
         "from functools import partial": rung.checkpoint,
+        "import os": ranks,
+    }
+    others = {
         "import torch": True,
+        **dict.fromkeys(_code_ranks.imports(rung) if ranks else (), True),
         "from torch.utils import _pytree as tree": True,
         "from torch.utils.checkpoint import checkpoint": rung.checkpoint,
-        f"from harness.collection.steps.ladder._trainer import {', '.join(from_trainer)}": from_trainer,
+        "from harness.collection.steps.ladder._trainer import blocks_of": rung.checkpoint,
+        "from harness.collection.steps.ladder._trainer import blocks_of, has_batch_norm": is_sharded,
         "from torch.nn.attention import SDPBackend, sdpa_kernel": rung.attention,
         "from harness import nn": rung.patched,
         "from harness.collection.steps.training._streams import on_two_streams": rung.streams,
         "from harness.collection.steps.ladder._given import given": not is_file,
         f"import {source.removesuffix('.py')} as user": is_file,
     }
-    if ranks:
-        yield from _code_ranks.imports(rung)
-    yield from (line for line, needed in lines.items() if needed)
+    yield from (line for line, needed in standard.items() if needed)
+    if any(standard.values()):
+        yield ""
+    yield from (line for line, needed in others.items() if needed)
     if not is_file:
         yield ""
         yield f"user = given({source!r}, {size})"

@@ -25,21 +25,13 @@ class Ranks:
 
 
 def imports(rung: LadderRung) -> Iterator[str]:
-    """What only several ranks need."""
-    if rung.parts > 1:
-        yield "from contextlib import nullcontext"
-    yield "import os"
+    """What only several ranks need of torch."""
     yield "from torch import distributed"
     if rung.is_sharded:
         yield "from torch.distributed.device_mesh import init_device_mesh"
         yield "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
     else:
         yield "from torch.nn.parallel import DistributedDataParallel"
-
-
-def from_trainer(rung: LadderRung, ranks: Ranks | None) -> list[str]:
-    """The functions of the harness that FSDP2 needs."""
-    return ["blocks_of", "has_batch_norm"] if ranks and rung.is_sharded else []
 
 
 def joined(ranks: Ranks | None) -> Iterator[str]:

@@ -122,11 +122,11 @@ def _together(best: Line) -> str:
     if world == 1 or not values.get("items"):
         return ""
     told = f", {units.significant(values['items'])} items a second on {world} devices"
-    bounds = values.get("efficiency_low"), values.get("efficiency_high")
-    if not values.get("efficiency"):
+    share, low, high = (values.get(name) for name in ("efficiency", "efficiency_low", "efficiency_high"))
+    if not share:
         return told
-    between = f" ({units.percent(bounds[0])} to {units.percent(bounds[1])})" if all(bounds) else ""
-    return f"{told}, {units.percent(values['efficiency'])}{between} of {world} times one device"
+    between = f" ({units.percent(low)} to {units.percent(high)})" if low and high else ""
+    return f"{told}, an efficiency of {units.percent(share)}{between}"
 
 
 def _of_seeds(group: Sequence[Line], best: Line) -> str:

@@ -151,10 +151,11 @@ def command(
     again = shlex.join(["harness", *sys.argv[1:], *added])
     request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
     run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
-    if profile:
-        _profile(folder, plugins)
-    if asked:
-        run = _train(run, folder, plugins, asked, quiet=quiet)
+    if any(job.case.world == 1 for job in plan.jobs):  # several devices have neither kernels recorded nor trainings
+        if profile:
+            _profile(folder, plugins)
+        if asked:
+            run = _train(run, folder, plugins, asked, quiet=quiet)
     _end(run, folder, plugin, quiet=quiet)
 
 
@@ -236,7 +237,7 @@ def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, in
     from harness.ops import known_cases
 
     seeds, steps = asked
-    times = {result.case.id: result.time for result in run.results if result.time}
+    times = {result.case.id: result.time for result in run.results if result.time and result.case.world == 1}
     if not quiet:
         took = units.seconds(seeds * steps * sum(times.values()), 2)
         count = seeds * len(times)

@@ -41,28 +41,38 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     yield from _optimizer(rung, gives)
     scaled = half == "float16" and "step" not in gives
     yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={scaled})"
+    is_wrapped = ranks is not None and not rung.is_sharded
+    is_sharded = ranks is not None and rung.is_sharded
     if rung.patched:
-        ours = ", optimizer, scaler" if rung.optimizer == "ours" else ""
-        yield f"patched = nn.patch(model{ours})"
-        yield "print(patched)"
-        if ours:
-            yield "optimizer, scaler = patched.optimizer, patched.scaler"
+        yield from _patched(rung, is_sharded=is_sharded)
     if rung.checkpoint:
         yield "for block in blocks_of(model):"
         yield "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
     if rung.streams:
         yield "second_stream = on_two_streams(model, device)"
     called = "model"
-    if is_wrapped := ranks is not None and not rung.is_sharded:
+    if ranks and is_wrapped:
         yield from _code_ranks.wrapped(rung, ranks)
         called = "wrapped"
-    if rung.compiled:
+    if rung.compiled and not is_sharded:
         yield f"compiled = torch.compile({called}, dynamic=False, mode={rung.compiled!r})"
         called = "compiled"
     yield ""
     yield from _step(rung, half, gives, called, is_wrapped=is_wrapped)
     yield ""
     yield from _loop(rung, ranks)
+
+
+def _patched(rung: LadderRung, *, is_sharded: bool) -> Iterator[str]:
+    """Our kernels in the model, and our optimizer and scaler. A model in parts has our kernels already."""
+    ours = rung.optimizer == "ours"
+    if is_sharded and not ours:
+        return
+    model = "torch.nn.Module()" if is_sharded else "model"
+    yield f"patched = nn.patch({model}{', optimizer, scaler' if ours else ''})"
+    yield "print(patched)"
+    if ours:
+        yield "optimizer, scaler = patched.optimizer, patched.scaler"
 
 
 def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:

@@ -74,7 +74,12 @@ def sharded(rung: LadderRung, half: str) -> Iterator[str]:
         return
     yield "mesh = init_device_mesh(device.type, (distributed.get_world_size(),))"
     yield f"half = None if has_batch_norm(model) else torch.{half}" if half else "half = None"
+    yield "blocks = list(dict.fromkeys(blocks_of(model)))"
+    if rung.patched:
+        yield "print(nn.patch(model))"
     yield "policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half and torch.float32)"
-    yield "for block in dict.fromkeys(blocks_of(model)):"
+    yield "for block in blocks:"
+    if rung.compiled:
+        yield f"    block.forward = torch.compile(block.forward, dynamic=False, mode={rung.compiled!r})"
     yield f"    fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward={rung.way == 'fsdp'})"
     yield "fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)"

@@ -16,6 +16,7 @@ from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.training._ranks import data_parallel, host_mean
 from harness.collection.steps.training._scaling import APART
 from harness.collection.steps.training._trainer import whole
+from harness.errors import UsageError
 from harness.ranks import Group
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def shard(model: torch.nn.Module, rung: LadderRung, blocks: Sequence[torch.nn.Mo
     device = next(model.parameters()).device.type
     mesh = DeviceMesh.from_group(process_group(backend_of(device)), device)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half and torch.float32)
-    for block in dict.fromkeys(blocks):
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=rung.way == "fsdp")
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
@@ -54,7 +55,21 @@ def wrapped(model: torch.nn.Module, rung: LadderRung, device: torch.device, *, u
 
 
 def average_before_steps(optimizer: torch.optim.Optimizer, weights: Sequence[torch.Tensor]) -> None:
-    """Let the host average gradients over ranks before each of the optimizer's steps."""
+    """Let the host average gradients over ranks before each of the optimizer's steps.
+
+    Raises UsageError if ranks begin with different weights, on every rank.
+    """
+    import torch
+    from torch import distributed
+
+    own = torch.stack([one.detach().sum(dtype=torch.float64) for one in weights]).sum().cpu()
+    ends = torch.stack([own, -own])  # of which the largest are the largest sum and the smallest
+    distributed.all_reduce(ends, distributed.ReduceOp.MAX)
+    if float(ends.sum()):
+        raise UsageError(
+            "model() gives other weights on each rank, though torch has the same seed",
+            "let model() draw by torch alone, or load the same weights",
+        )
     optimizer.register_step_pre_hook(lambda *_: host_mean(weights))
 
 
@@ -81,10 +96,10 @@ def rehearse(trainer: StepTrainer, count: int) -> None:
         for one, first in zip(tensors, before, strict=True):
             one.copy_(first)
         if trainer.rung.optimizer == "ours":
-            for state in optimizer.state.values():
-                for value in state.values():
+            for weight, state in optimizer.state.items():
+                for name, value in state.items():
                     if isinstance(value, torch.Tensor):
-                        value.zero_()
+                        value.copy_(weight if name == "master" else torch.zeros_like(value))
         else:
             optimizer.state.clear()
     trainer.begin_drawing()

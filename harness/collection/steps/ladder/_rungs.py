@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -25,7 +25,7 @@ PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
 
 
-OF_RANKS = ("static_graph", "fsdp", "fsdp_keep")
+OF_RANKS = ("static_graph", "fsdp", "fsdp_keep", "fsdp_compile", "patched_fsdp", "patched_fsdp_compile")
 """Rungs that are about several devices. On one device they are the rung that they go on from."""
 
 
@@ -188,19 +188,23 @@ def _rungs(channels_last: bool, optimizer: str, ours: bool, of_parts: str | None
     yield on(patched_graph, "patched_streams", f"patched_graph {second}", streams=True)
     yield from _compiled(patched, "patched_compile", "patched with torch.compile around our operators")
     if of_parts is not None:
-        yield from _of_ranks(base, rows, of_parts)
+        yield from _of_ranks(base, rows, of_parts, changes)
 
 
-def _of_ranks(base: LadderRung, rows: LadderRung, of_parts: str) -> Iterator[LadderRung]:
+def _of_ranks(base: LadderRung, rows: LadderRung, of_parts: str, ours: Mapping[str, Any]) -> Iterator[LadderRung]:
     """What goes on from a rung by another way for several ranks to train together. On one device it is that rung.
 
-    rows: the rung without channels last, since FSDP2 cuts weights into rows.
+    rows: the rung without channels last, since FSDP2 cuts weights into rows. ours: what our kernels change.
     """
     static = "DistributedDataParallel is told that every step has the same operations"
     yield on(base, "static_graph", f"beside: {static}", way="static_graph")
     fsdp = on(rows, "fsdp", "beside: FSDP2, each device has a part of the weights", way="fsdp", optimizer=of_parts)
     yield fsdp
     yield on(fsdp, "fsdp_keep", "fsdp that gathers the weights of a block once a step", way="fsdp_keep")
+    yield on(fsdp, "fsdp_compile", "fsdp with torch.compile of each block", compiled=DEFAULT)
+    patched = on(fsdp, "patched_fsdp", "fsdp with our kernels", **ours)
+    yield patched
+    yield on(patched, "patched_fsdp_compile", "patched_fsdp with torch.compile of each block", compiled=DEFAULT)
 
 
 def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]:
@@ -222,7 +226,7 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,
         "the model never calls scaled_dot_product_attention": rung.attention and not sheet.attention,
         "the model has no list of blocks of one class": (
-            (rung.checkpoint or rung.way == "fsdp_keep") and not sheet.blocks
+            (rung.checkpoint or rung.way == "fsdp_keep" or (rung.is_sharded and rung.compiled)) and not sheet.blocks
         ),
         "DistributedDataParallel sums gradients before a second stream has them": rung.streams and world > 1,
         "the model has no linear layer": rung.streams and not sheet.linear,

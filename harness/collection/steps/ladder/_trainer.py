@@ -73,10 +73,9 @@ class StepTrainer:
         half = rung.dtype(setup.half)
         self.half = getattr(torch, half) if half else None
         several = setup.world > 1
-        if several and rung.is_sharded:
-            # Batch norm wants its weights and its statistics in one type.
-            gathered = None if has_batch_norm(self.model) else self.half
-            _ranks.shard(self.model, rung, blocks_of(self.model), gathered)
+        self.is_sharded = several and rung.is_sharded
+        if self.is_sharded:
+            self._shard()
         self.weights = [one for one in self.model.parameters() if one.requires_grad]
         self.optimizer = self._optimizer()
         if several and rung.way == "host":
@@ -101,7 +100,7 @@ class StepTrainer:
         if several:
             self.called = _ranks.wrapped(self.model, rung, setup.device, unused=setup.unused)
         self._wrapped = self.called
-        if rung.compiled:
+        if rung.compiled and not self.is_sharded:
             torch.compiler.reset()
             self.called = torch.compile(self.called, dynamic=False, mode=rung.compiled)
         self.begin_drawing()
@@ -172,6 +171,23 @@ class StepTrainer:
             options["capturable"] = True
         return rebuilt(plain, **options)
 
+    def _shard(self) -> None:
+        """Put our kernels into the model, and compile its blocks, where the rung has it so; then cut weights."""
+        import torch
+
+        from harness.collection import nn
+
+        blocks = [*dict.fromkeys(blocks_of(self.model))]  # before our kernels are in them
+        # Batch norm wants its weights and its statistics in one type.
+        gathered = None if has_batch_norm(self.model) else self.half
+        if self.rung.patched:
+            nn.patch(self.model)  # before FSDP2, which gives modules classes of its own
+        if self.rung.compiled:
+            torch.compiler.reset()
+            for block in blocks:
+                block.forward = torch.compile(block.forward, dynamic=False, mode=self.rung.compiled)
+        _ranks.shard(self.model, self.rung, blocks, gathered)
+
     def _patch(self) -> None:
         """Put our kernels into the model, and our optimizer and scaler in place where the rung has them."""
         import torch
@@ -181,11 +197,12 @@ class StepTrainer:
         # Now there is a number of the next call: code that is compiled without one is compiled again with it.
         nn.dropout(torch.zeros(1, device=self.setup.device), 0.5)
         nn.manual_seed(self.setup.drawn)
+        model = torch.nn.Module() if self.is_sharded else self.model  # which has them already if it is in parts
         if self.rung.optimizer == "ours":
-            done = nn.patch(self.model, self.optimizer, self.scaler)
+            done = nn.patch(model, self.optimizer, self.scaler)
             self.optimizer, self.scaler = done.optimizer, done.scaler
         else:
-            nn.patch(self.model)
+            nn.patch(model)
 
 
 def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:

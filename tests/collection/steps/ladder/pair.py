@@ -32,7 +32,7 @@ RANKS, MADE = 2, 3
 GROUP: Group = from_environment()
 GIVES = ("model", "batch", "loss", "optimizer")
 RUNGS = {rung.name: rung for rung in _rungs.rungs(of_parts="foreach")}
-WAYS = ("float32", "static_graph", "fsdp", "fsdp_keep", "accumulate", "checkpoint")
+WAYS = ("float32", "static_graph", "fsdp", "fsdp_keep", "accumulate", "checkpoint", "patched_fsdp")
 
 
 def setup_of(step: str, **fields: Any) -> StepSetup:
@@ -89,8 +89,8 @@ def complaints(session: Session) -> list[str]:
 
 HONEST = (
     *(("attention", rung) for rung in ("float32", "amp", "fused_optimizer", "accumulate", "checkpoint", "patched")),
-    *(("attention", rung) for rung in ("static_graph", "fsdp", "fsdp_keep")),
-    *(("convolutions", rung) for rung in ("channels_last", "patched", "fsdp")),
+    *(("attention", rung) for rung in ("static_graph", "fsdp", "fsdp_keep", "patched_fsdp")),
+    *(("convolutions", rung) for rung in ("channels_last", "patched", "fsdp", "patched_fsdp")),
     *(("custom", rung) for rung in ("amp", "patched", "fsdp")),
     *(("unused", rung) for rung in ("amp", "static_graph")),
 )
@@ -152,7 +152,7 @@ def batches() -> None:
 def programs() -> None:
     """The code of rungs trains, and all ranks end with the same weights."""
     off = patch.multiple(dist, init_process_group=lambda _: None, destroy_process_group=lambda: None)
-    for name in ("amp", "accumulate", "checkpoint", "patched", "static_graph", "fsdp_keep"):
+    for name in ("amp", "accumulate", "checkpoint", "patched", "static_graph", "fsdp_keep", "patched_fsdp"):
         known: dict[str, Any] = {}
         told = io.StringIO()
         with off, redirect_stdout(told):
@@ -161,7 +161,7 @@ def programs() -> None:
         assert len(losses) == (0 if GROUP.rank else 10), name
         assert losses == [] or losses[-1] < losses[0], name
         assert [*_ranks.apart(GROUP, known["model"], name)] == []
-        assert ("wrapped" in known) is (name != "fsdp_keep")
+        assert ("wrapped" in known) is not RUNGS[name].is_sharded
 
 
 def forgotten() -> None:

@@ -82,8 +82,11 @@ def test_rungs_about_several_ranks_are_there_where_several_were_asked_for():
     assert two[: len(alone)] == alone
     assert tuple(rung.name for rung in two[len(alone) :]) == _rungs.OF_RANKS
     # FSDP2 takes no weights with channels last, and has no fused calls but Adam's.
-    found = {rung.name: (rung.channels_last, rung.optimizer) for rung in two if rung.name in _rungs.OF_RANKS}
-    assert found == {"static_graph": (True, "fused"), "fsdp": (False, "foreach"), "fsdp_keep": (False, "foreach")}
+    parts = {rung.name: (rung.channels_last, rung.optimizer) for rung in two if rung.is_sharded}
+    assert parts == {
+        **dict.fromkeys(("fsdp", "fsdp_keep", "fsdp_compile"), (False, "foreach")),
+        **dict.fromkeys(("patched_fsdp", "patched_fsdp_compile"), (False, "ours")),
+    }
 
 
 def test_the_work_of_two_ranks_is_of_all_items_and_of_the_gradients_that_each_sends():

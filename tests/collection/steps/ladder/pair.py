@@ -23,10 +23,12 @@ from harness.collection.steps.ladder._rungs import FLOAT32
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, tensors_of
 from harness.collection.steps.training._trainer import whole
 from harness.devices.cpu import Cpu
+from harness.errors import UsageError
 from harness.model import Case
 from harness.ranks import Group, PeerError, from_environment
 from harness.session import Session
 from tests.collection.steps.ladder.conftest import STEPS, answered, op_of
+from tests.collection.steps.training.sharded import Watch
 
 RANKS, MADE = 2, 3
 GROUP: Group = from_environment()
@@ -69,6 +71,53 @@ def exact() -> None:
             rung = replace(RUNGS[name], half="", tf32=False, optimizer="", channels_last=False)
             for got, want in zip(trained(StepTrainer(rung, setup)), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, msg=f"{step}, {name}")
+
+
+def compiled() -> None:
+    """Each block is compiled inside of its group; to compile C++ would take minutes."""
+    real, graphs = torch.compile, []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def plain(function: Any, **_: Any) -> Any:
+        return real(function, dynamic=False, backend=backend)
+
+    setup = setup_of("attention")
+    for name in ("compile", "fsdp_compile"):
+        with patch.object(torch, "compile", plain):
+            rung = replace(RUNGS[name], half="", tf32=False, optimizer="")
+            for got, want in zip(trained(StepTrainer(rung, setup)), alone(setup), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, msg=name)
+        assert graphs, name
+        graphs.clear()
+        torch.compiler.reset()
+
+
+def once() -> None:
+    """Gradients of all parts of a batch are summed over ranks once."""
+    for name in ("amp", "accumulate"):
+        trainer = StepTrainer(RUNGS[name], setup_of("attention", wide=False))
+        for _ in range(2):  # the second one has other buckets than the first one
+            trainer.loss_of_step()
+        with Watch() as seen:
+            trainer.loss_of_step()
+        assert seen.calls["allreduce_"] == 1, name
+
+
+def rehearsed() -> None:
+    """Steps before a capture leave no trace, and ranks that begin with different weights are refused."""
+    for step, name in (("convolutions", "float32"), ("attention", "fused_optimizer"), ("attention", "patched")):
+        found = []
+        for count in (0, 2):
+            trainer = StepTrainer(replace(RUNGS[name], half="", tf32=False), setup_of(step, calm=name == "patched"))
+            _ranks.rehearse(trainer, count)
+            found.append(trained(trainer))
+        for got, want in zip(*found, strict=True):
+            assert torch.equal(got, want), (step, name)
+    with pytest.raises(UsageError, match=r"model\(\) gives other weights on each rank"):
+        StepTrainer(_reference.BY_HOST, replace(setup_of("attention"), seed=GROUP.rank))
 
 
 def ready(step: str, rung: str, dtype: str = "bfloat16") -> Session:
@@ -180,7 +229,18 @@ def forgotten() -> None:
     assert not _reference.reference_losses.cache_info().currsize
 
 
-CHECKS: tuple[Callable[[], None], ...] = (exact, honest, unlike, later, batches, programs, forgotten)
+CHECKS: tuple[Callable[[], None], ...] = (
+    exact,
+    compiled,
+    once,
+    rehearsed,
+    honest,
+    unlike,
+    later,
+    batches,
+    programs,
+    forgotten,
+)
 
 
 def main() -> None:

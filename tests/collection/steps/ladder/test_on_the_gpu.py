@@ -109,9 +109,15 @@ def test_a_model_of_timm_has_its_rungs():
 ON_TWO = {
     "eager": ("float32", "tf32", "amp", "fused_optimizer", "accumulate", "checkpoint", "patched"),
     "graphs": ("graph", "patched_graph"),
-    "parts": ("static_graph", "fsdp", "fsdp_keep"),
-    "compiled": ("compile", "compile_graph", "patched_compile"),
+    "parts": ("static_graph", "fsdp", "fsdp_keep", "patched_fsdp"),
+    "compiled": ("compile", "compile_graph"),
+    "parts_compiled": ("fsdp_compile", "patched_fsdp_compile"),
 }
+TRIED = [
+    *((kind, dtype, step) for kind in ("eager", "graphs", "parts") for dtype in ("bfloat16", "float16")
+      for step in ("attention", "convolutions")),
+    *((kind, "bfloat16", "attention") for kind in ("compiled", "parts_compiled")),
+]  # fmt: skip
 
 
 def skip_without_two_gpus() -> None:
@@ -121,9 +127,7 @@ def skip_without_two_gpus() -> None:
         pytest.skip("needs 2 GPUs")
 
 
-@pytest.mark.parametrize("kind", ON_TWO)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("step", ["attention", "convolutions"])
+@pytest.mark.parametrize(("kind", "dtype", "step"), TRIED)
 def test_rungs_are_right_on_two_gpus(tmp_path, kind, dtype, step):
     skip_without_two_gpus()
     known = answered(str(STEPS / f"{step}.py"), 2)
@@ -140,7 +144,7 @@ def test_rungs_are_right_on_two_gpus(tmp_path, kind, dtype, step):
     assert any("communication" in dict(one.facts) for one in found.values())
 
 
-@pytest.mark.parametrize("rung", ["accumulate", "patched_graph", "compile", "fsdp"])
+@pytest.mark.parametrize("rung", ["accumulate", "patched_graph", "compile", "patched_fsdp"])
 def test_torchrun_trains_on_two_gpus_by_the_code_of_a_rung(tmp_path, rung):
     skip_without_two_gpus()
     known = answered(str(STEPS / "attention.py"), 2)

@@ -13,6 +13,7 @@ import torch
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._sheet import StepSheet
+from harness.collection.steps.training._settings import math_modes
 from tests.collection.steps.ladder.conftest import STEPS, answered
 
 TRIED = [
@@ -44,7 +45,8 @@ def run(monkeypatch, capsys):
         exec(compile(code, "faster.py", "exec"), {})
         return [float(loss) for loss in re.findall(r"loss (\S+)", capsys.readouterr().out)]
 
-    yield losses
+    with math_modes(tf32=False):  # which gives back what a program sets
+        yield losses
     for name in ("convolutions", "attention", "custom"):
         sys.modules.pop(name, None)
 

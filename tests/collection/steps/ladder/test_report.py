@@ -161,7 +161,7 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     run = make_run(measured, baseline="float32", tags=_rungs.tags(sheet), source="step.py")
     ((_, found),) = by_scenario(run)
     one, _, code, two, _, other, _, start = sections.sections(found)[0].blocks
-    # On one device fsdp is another rung under another name.
+    # On one device fsdp does what another rung does.
     assert one.text.startswith("Use accumulate (bfloat16, B32): 80.00 ms a step, 2.50x")
     assert "distributed" not in code.text
     told = "100.0 ms a step, 640.0 items a second on 2 devices, an efficiency of 80.0% (80.0% to 80.0%), 2.50x as fast"
@@ -175,3 +175,12 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     assert (line.values["items"], line.values["efficiency"]) == (pytest.approx(320), pytest.approx(0.05))
     assert "'foreach': True" in report.program(found, line)
     assert "fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)" in report.program(found, line)
+
+
+def test_no_training_is_missed_of_a_rung_that_does_what_another_one_does(lines):
+    traces = (learned("float32", 1.0, 1.1, 1.2), learned("graph", 1.1, 1.1, 1.12))
+    steps = {"float32": 0.2, "graph": 0.05, "fsdp": 0.01, "compile": 0.01}
+    _, found = lines(steps=steps, attachments=traces)
+    told, *failed, _ = [block.text for block in sections.sections(found)[0].blocks if isinstance(block, Note)]
+    assert told.startswith("Use graph")
+    assert failed == ["compile isn't among them: it wasn't trained from several seeds"]

@@ -149,5 +149,9 @@ def apart(ctx: Context, model: torch.nn.Module, after: str) -> Iterator[str]:
 
 def same_batches(ctx: Context, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether several ranks have one and the same batch, as sums tell. Every rank must ask."""
-    found = ctx.group.exchange([float(one.double().sum()) for one in tensors])
-    return ctx.group.size > 1 and all(one == found[0] for one in found)
+    import torch
+
+    if ctx.group.size == 1:
+        return False
+    found = ctx.group.exchange([float(one.sum(dtype=torch.float64)) for one in tensors])
+    return all(one == found[0] for one in found)

@@ -62,16 +62,22 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    # For a graph, DistributedDataParallel must be made on the stream on which it is rehearsed.
-    stream = side_stream if rung.graph else nullcontext
     with told(rung, setup.world):
-        with stream():
-            trainer = StepTrainer(rung, setup)
-            if rung.graph and setup.world > 1:
-                _ranks.rehearse(trainer, REHEARSED)
-        if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
-            ctx.notes.append(_SAME)
+        trainer = _trainer(rung, setup)
+    if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
+        ctx.notes.append(_SAME)
+    with told(rung, setup.world):
         return _first_steps(ctx, trainer, complaints, before)
+
+
+def _trainer(rung: LadderRung, setup: StepSetup) -> StepTrainer:
+    """The trainer; for a graph of several ranks made and rehearsed on another stream, as torch asks for it."""
+    if setup.world == 1 or not rung.graph:
+        return StepTrainer(rung, setup)
+    with side_stream():
+        trainer = StepTrainer(rung, setup)
+        _ranks.rehearse(trainer, REHEARSED)
+    return trainer
 
 
 def setup_of(ctx: Context, sheet: StepSheet) -> StepSetup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.collection.steps.ladder import _rungs, report
@@ -175,6 +177,15 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     assert (line.values["items"], line.values["efficiency"]) == (pytest.approx(320), pytest.approx(0.05))
     assert "'foreach': True" in report.program(found, line)
     assert "fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)" in report.program(found, line)
+
+
+def test_what_a_trace_tells_of_communication_stands_below(make_run):
+    told = replace(timed("amp", 0.1, 2), facts=(("communication", 0.2), ("hidden_by_trace", 0.9)))
+    run = make_run([timed("float32", 0.2), timed("amp", 0.08), told], baseline="float32", tags=TAGS, source="step.py")
+    ((_, found),) = by_scenario(run)
+    (section,) = (one for one in sections.sections(found) if one.title == "Communication")
+    cells = {column.head: column.cells for table in tables(section.blocks) for column in table.columns}
+    assert (cells["case"], cells["communication"], cells["hidden (trace)"]) == (("B32, world=2, amp",), (0.2,), (0.9,))
 
 
 def test_no_training_is_missed_of_a_rung_that_does_what_another_one_does(lines):

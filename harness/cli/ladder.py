@@ -38,7 +38,7 @@ EXAMPLES = (
     "  harness ladder step.py --repeat 3 --output reports/mine\n"
     "  harness ladder step.py --seeds 5    losses, within the seeds' spread or not\n"
     "  harness ladder step.py --output reports/mine --resume\n"
-    "  harness ladder step.py --world 2    on one GPU and on two: DDP, FSDP2, efficiency\n"
+    "  harness ladder step.py --world 2    on one GPU, and on two of this host\n"
     "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
     "  harness ladder --model transformers:bert\n"
     "\n\b\nExit codes:\n"
@@ -70,7 +70,7 @@ def command(
         typer.Option(min=1, metavar="N", help="Items of a batch on each device, with --model; 32 unless told."),
     ] = None,
     world: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Devices of this host, as 2 or 2,4: on one, and on so many together.")
+        str, typer.Option(metavar="NUMBERS", help="Devices of this host that train together, as 2 or 2,4; and one.")
     ] = "1",
     device: Device = None,
     only: Only = None,

@@ -139,8 +139,11 @@ def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str, *, i
     loss = "user.loss(" if "loss" in gives or not gives else "model_loss("
     if rung.parts > 1:
         yield "    losses = []"
-        yield f"    for number, (given, named) in enumerate(parts(given, named, {rung.parts}), 1):"
-        if is_wrapped:
+        every = f"parts(given, named, {rung.parts})"
+        if not is_wrapped:
+            yield f"    for given, named in {every}:"
+        else:
+            yield f"    for number, (given, named) in enumerate({every}, 1):"
             yield "        # Gradients are averaged over ranks once, in the backward of the last part."
             yield f"        with wrapped.no_sync() if number < {rung.parts} else nullcontext():"
     pad = "    " * (1 + (rung.parts > 1) * (1 + is_wrapped))

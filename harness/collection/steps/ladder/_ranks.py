@@ -17,7 +17,7 @@ from harness.collection.steps.training._ranks import data_parallel, host_mean
 from harness.collection.steps.training._scaling import APART
 from harness.collection.steps.training._trainer import whole
 from harness.errors import UsageError
-from harness.ranks import Group
+from harness.ops import Context
 
 if TYPE_CHECKING:
     import torch
@@ -121,33 +121,37 @@ def agreed(holds: bool, world: int) -> bool:
 
 
 @contextmanager
-def alike(group: Group, forget: Callable[[], object]) -> Iterator[None]:
+def alike(ctx: Context, forget: Callable[[], object]) -> Iterator[None]:
     """What ranks keep of it is alike: if one fails here, all forget.
 
     A rank that kept what another one has lost would leave out steps in which the other one waits for it.
     """
     try:
         yield
-        group.barrier()
+        ctx.group.barrier()
     except BaseException:
-        if group.size > 1:
+        if ctx.group.size > 1:
             forget()
         raise
 
 
-def apart(group: Group, model: torch.nn.Module, after: str) -> Iterator[str]:
+def apart(ctx: Context, model: torch.nn.Module, after: str) -> Iterator[str]:
     """A complaint about weights that differ between ranks, as sums tell. Every rank must ask."""
     import torch
 
-    if group.size == 1:
+    if ctx.group.size == 1:
         return
     weights = [whole(one.detach().sum(dtype=torch.float64)) for one in model.parameters() if one.requires_grad]
-    sums = group.exchange(float(torch.stack(weights).sum()))
+    sums = ctx.group.exchange(float(torch.stack(weights).sum()))
     if not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
         yield f"weights: they differ between ranks after {after}; their sums are {sums}"
 
 
-def same_batches(group: Group, tensors: Sequence[torch.Tensor]) -> bool:
+def same_batches(ctx: Context, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether several ranks have one and the same batch, as sums tell. Every rank must ask."""
-    found = group.exchange([float(one.double().sum()) for one in tensors])
-    return group.size > 1 and all(one == found[0] for one in found)
+    import torch
+
+    if ctx.group.size == 1:
+        return False
+    found = ctx.group.exchange([float(one.sum(dtype=torch.float64)) for one in tensors])
+    return all(one == found[0] for one in found)

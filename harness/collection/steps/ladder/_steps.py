@@ -51,7 +51,7 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     """
     gc.collect()
     setup = setup_of(ctx, sheet)
-    with _ranks.alike(ctx.group, _reference.forget):
+    with _ranks.alike(ctx, _reference.forget):
         with told(_reference.BY_HOST):
             reference_losses(setup)
         with told(rung, setup.world):
@@ -62,24 +62,31 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    # For a graph, DistributedDataParallel must be made on the stream on which it is rehearsed.
-    stream = side_stream if rung.graph else nullcontext
     with told(rung, setup.world):
-        with stream():
-            trainer = StepTrainer(rung, setup)
-            if rung.graph and setup.world > 1:
-                _ranks.rehearse(trainer, REHEARSED)
-        if _ranks.same_batches(ctx.group, [*tensors_of(trainer.batch)]):
-            ctx.notes.append(_SAME)
+        trainer = _trainer(rung, setup)
+    if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
+        ctx.notes.append(_SAME)
+    with told(rung, setup.world):
         return _first_steps(ctx, trainer, complaints, before)
+
+
+def _trainer(rung: LadderRung, setup: StepSetup) -> StepTrainer:
+    """The trainer; for a graph of several ranks made and rehearsed on another stream, as torch asks for it."""
+    if setup.world == 1 or not rung.graph:
+        return StepTrainer(rung, setup)
+    with side_stream():
+        trainer = StepTrainer(rung, setup)
+        _ranks.rehearse(trainer, REHEARSED)
+    return trainer
 
 
 def setup_of(ctx: Context, sheet: StepSheet) -> StepSetup:
     """What the training of a rank begins with: the weights of all ranks, a batch of its own."""
     rank, world = ctx.group.rank, ctx.group.size
     seed = (seed_of(ctx) - rank) % 2**32
-    known = {"rank": rank, "world": world, "unused": world > 1 and sheet.unused > 0}
-    return StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype, **known)
+    unused = world > 1 and sheet.unused > 0
+    one = StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype)
+    return replace(one, rank=rank, world=world, unused=unused)
 
 
 def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...], before: int) -> Launch:
@@ -163,7 +170,7 @@ def _advice(rung: LadderRung, said: str) -> str:
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
     """Complaints about the twin's gradients, and about losses."""
     # Before any other complaint, since all ranks wait for each other here.
-    yield from _ranks.apart(ctx.group, t.steps.trainer.model, f"{STEPS} steps")
+    yield from _ranks.apart(ctx, t.steps.trainer.model, f"{STEPS} steps")
     yield from t.steps.complaints
     wanted, spread = reference_losses(t.steps.trainer.setup)
     got, fall = t.losses.tolist(), wanted[0] - min(wanted)
@@ -185,7 +192,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
 def recheck(ctx: Context, t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     """Complaints about a timed step on a batch that no step has seen. t.steps: the TimedSteps."""
     found = [*_of_timed_step(t, call)]
-    yield from _ranks.apart(ctx.group, t.steps.trainer.model, "the timed steps")
+    yield from _ranks.apart(ctx, t.steps.trainer.model, "the timed steps")
     yield from found
 
 

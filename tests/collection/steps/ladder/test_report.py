@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.collection.steps.ladder import _rungs, report
@@ -161,7 +163,7 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     run = make_run(measured, baseline="float32", tags=_rungs.tags(sheet), source="step.py")
     ((_, found),) = by_scenario(run)
     one, _, code, two, _, other, _, start = sections.sections(found)[0].blocks
-    # On one device fsdp is another rung under another name.
+    # On one device fsdp does what another rung does.
     assert one.text.startswith("Use accumulate (bfloat16, B32): 80.00 ms a step, 2.50x")
     assert "distributed" not in code.text
     told = "100.0 ms a step, 640.0 items a second on 2 devices, an efficiency of 80.0% (80.0% to 80.0%), 2.50x as fast"
@@ -175,3 +177,21 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     assert (line.values["items"], line.values["efficiency"]) == (pytest.approx(320), pytest.approx(0.05))
     assert "'foreach': True" in report.program(found, line)
     assert "fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)" in report.program(found, line)
+
+
+def test_what_a_trace_tells_of_communication_stands_below(make_run):
+    told = replace(timed("amp", 0.1, 2), facts=(("communication", 0.2), ("hidden_by_trace", 0.9)))
+    run = make_run([timed("float32", 0.2), timed("amp", 0.08), told], baseline="float32", tags=TAGS, source="step.py")
+    ((_, found),) = by_scenario(run)
+    (section,) = (one for one in sections.sections(found) if one.title == "Communication")
+    cells = {column.head: column.cells for table in tables(section.blocks) for column in table.columns}
+    assert (cells["case"], cells["communication"], cells["hidden (trace)"]) == (("B32, world=2, amp",), (0.2,), (0.9,))
+
+
+def test_no_training_is_missed_of_a_rung_that_does_what_another_one_does(lines):
+    traces = (learned("float32", 1.0, 1.1, 1.2), learned("graph", 1.1, 1.1, 1.12))
+    steps = {"float32": 0.2, "graph": 0.05, "fsdp": 0.01, "compile": 0.01}
+    _, found = lines(steps=steps, attachments=traces)
+    told, *failed, _ = [block.text for block in sections.sections(found)[0].blocks if isinstance(block, Note)]
+    assert told.startswith("Use graph")
+    assert failed == ["compile isn't among them: it wasn't trained from several seeds"]

@@ -119,9 +119,10 @@ def _told(group: Sequence[Line], best: Line) -> str:
 def _together(best: Line) -> str:
     """What several devices do together, in a part of a sentence."""
     world, values = best.case.world, best.values
-    if world == 1 or not values.get("items"):
+    items = values.get("items")
+    if world == 1 or not items:
         return ""
-    told = f", {units.significant(values['items'])} items a second on {world} devices"
+    told = f", {units.significant(items)} items a second on {world} devices"
     share, low, high = (values.get(name) for name in ("efficiency", "efficiency_low", "efficiency_high"))
     if not share:
         return told
@@ -155,7 +156,7 @@ def _failures(group: Sequence[Line]) -> Iterator[Note]:
     if learned := _learned(group):
         trained = {rung.line.case.id for rung in learned.rungs}
         for line in group:
-            if line.result.status == "ok" and line.case.id not in trained:
+            if line.result.status == "ok" and line.case.id not in trained and not _is_idle(line):
                 yield Note(f"{line.case.variant} isn't among them: it wasn't trained from several seeds", "warning")
         for rung in learned.off:
             low, high = learned.band

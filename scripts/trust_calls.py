@@ -1,6 +1,6 @@
 """Compare harness.time with Nsight Compute's counter, triton's do_bench, and torch.utils.benchmark, at 30 kernels.
 
-    python scripts/trust_calls.py >> reports/h200/trust.md
+    python scripts/trust_calls.py    writes its section of reports/h200/trust.md
 
 Needs a GPU of 80 GB, ncu on the PATH and triton. The kernels take 2 us to 20 ms on an H200. ncu sees the calls of the
 harness's own rotation of buffers. do_bench and torch.utils.benchmark are called as their documentation shows: do_bench
@@ -13,11 +13,12 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from make_trust import BEGIN, PAGE
 from torch.nn import functional
 from trust import NCU, launches
 
@@ -27,8 +28,14 @@ from harness.api.called import called
 from harness.devices import MARK
 from harness.session import Session
 
+HEADING = "## Calls timed from Python"
 CALLS = 12
 BAR = 0.02
+_POWER = (
+    "Products of halves draw so much power that the GPU lowers its clocks while they run again and again; a run's peaks"
+    " are therefore measured twice, `burst` and `settled`. ncu runs each kernel alone, with pauses between, at full"
+    " clocks. Compare the other ways with each other here:"
+)
 FROM = 20e-6
 """Seconds of a kernel, by ncu, from which on the times have to agree within BAR."""
 
@@ -78,6 +85,11 @@ class Row:
     ncu: float
     do_bench: float
     benchmark: float
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether it is a matrix product of halves."""
+        return self.name.startswith("mm ") and self.name.endswith("float16")
 
 
 def child_ncu() -> None:
@@ -163,7 +175,7 @@ def render(device: str, rows: Sequence[Row]) -> str:
         " what the host takes. `off` is over ncu."
     )
     lines = [
-        "## Calls timed from Python",
+        HEADING,
         "",
         how,
         "",
@@ -176,19 +188,34 @@ def render(device: str, rows: Sequence[Row]) -> str:
         cells += [text for each in others for text in (units.seconds(each), f"{each / row.ncu - 1:+.1%}")]
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
+    lines += _agreement([row for row in rows if not row.in_halves], "")
+    lines += ["", _POWER, "", *_agreement([row for row in rows if row.in_halves], "products of halves, ")]
+    return "\n".join([*lines, "", "Made by `python scripts/trust_calls.py`.", ""])
+
+
+def _agreement(rows: Sequence[Row], which: str) -> Iterator[str]:
+    """How far each way is from ncu from `FROM` on."""
     long = [row for row in rows if row.ncu >= FROM]
     for name in ("ours", "do_bench", "benchmark"):
         off = [abs(getattr(row, name) / row.ncu - 1) for row in long]
+        if not off:
+            return
         within = sum(value <= BAR for value in off)
-        lines.append(
-            f"- {name}: {within} of {len(long)} kernels of {units.seconds(FROM)} and more within {units.percent(BAR)}"
-            f" of ncu; median {units.percent(statistics.median(off), 2)}, worst {units.percent(max(off), 2)}."
+        yield (
+            f"- {which}{name}: {within} of {len(long)} kernels of {units.seconds(FROM)} and more within"
+            f" {units.percent(BAR)} of ncu; median {units.percent(statistics.median(off), 2)}, worst"
+            f" {units.percent(max(off), 2)}."
         )
-    return "\n".join([*lines, "", "Made by `python scripts/trust_calls.py`."])
+
+
+def placed(page: str, section: str) -> str:
+    """The page with the section in place of an earlier one, before the part that make_trust.py writes."""
+    first, begin, rest = page.partition(BEGIN)
+    return f"{first.partition(HEADING)[0].rstrip()}\n\n{section}\n{begin}{rest}"
 
 
 def main() -> None:
-    """Print the section, or do one child's part of it."""
+    """Print the section and put it into the page, or do one child's part of it."""
     children = {"--ncu": child_ncu, "--ours": child_ours, "--others": child_others}
     if sys.argv[1:]:
         children[sys.argv[1]]()
@@ -199,7 +226,9 @@ def main() -> None:
         Row(kernel.name, seconds, timer, counted, do_bench, benchmark)
         for kernel, (seconds, timer), counted, (do_bench, benchmark) in zip(KERNELS, ours, ncu, others, strict=True)
     ]
-    print(render(torch.cuda.get_device_name(), rows))
+    section = render(torch.cuda.get_device_name(), rows)
+    print(section)
+    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -61,3 +61,19 @@ def test_the_table_says_how_far_each_is_from_ncu() -> None:
     assert "| a | 30.00 us | 30.00 us | graph | +0.0% | 33.00 us | +10.0% | 60.00 us | +100.0% |" in text
     assert "- ours: 1 of 1 kernels of 20.00 us and more within 2.0% of ncu" in text
     assert "- do_bench: 0 of 1" in text
+    assert "- products of halves" not in text
+
+
+def test_products_of_halves_are_told_apart() -> None:
+    name = "mm 4096x4096 float16"
+    rows = [SCRIPT.Row("a", 30e-6, "graph", 30e-6, 3e-5, 3e-5), SCRIPT.Row(name, 60e-6, "graph", 50e-6, 6e-5, 6e-5)]
+    text = SCRIPT.render("A GPU", rows)
+    assert "- ours: 1 of 1 kernels of 20.00 us and more within 2.0% of ncu" in text
+    assert "- products of halves, ours: 0 of 1 kernels" in text
+
+
+def test_the_section_takes_the_place_of_an_earlier_one() -> None:
+    page = f"# Trust\n\nfirst\n\n{SCRIPT.BEGIN}\n\nlast\n"
+    once = SCRIPT.placed(page, f"{SCRIPT.HEADING}\n\nold\n")
+    assert SCRIPT.placed(once, f"{SCRIPT.HEADING}\n\nnew\n") == once.replace("old", "new")
+    assert once == f"# Trust\n\nfirst\n\n{SCRIPT.HEADING}\n\nold\n\n{SCRIPT.BEGIN}\n\nlast\n"

@@ -20,16 +20,15 @@ UNBELIEVED = "while the case ran: what it measured can't be believed"
 SOURCE = """
 from collections.abc import Callable
 
-FEW, WORDS, PAIR, TABLE = 3, "words", (1, (2.0, "two")), {"float32": (1e-3, 1e-4), "int8": 1}
-RAW = b"bytes"
-LISTED, ENTERED, EMPTY, few = [1], {"a": print}, {}, 3
+FEW, WORDS, RAW, PAIR, TABLE = 3, "words", b"raw", (1, (2.0, "two")), {"float32": (1e-3, 1e-4), "int8": 1}
+LISTED, ENTERED, EMPTY, few = [1], {"a": print, "b": 1}, {}, 3
+MIXED, TUPLES = (1, [2]), {"a": (1, "one")}
 
 def twice(x, times=2, *, most=9):
     return times * x
 
 class Base:
     def inherited(self): ...
-
 class Counter(Base):
     def count(self): ...
     @property
@@ -116,8 +115,7 @@ def test_the_code_inside_a_method_without_an_instance_is_noted(own, name):
 
 def test_what_is_no_function_and_no_constant_may_change(own):
     own.LISTED.append(2)
-    own.ENTERED["b"] = 1
-    own.EMPTY["c"] = 1
+    own.ENTERED["b"] = own.EMPTY["c"] = own.TUPLES["a"] = own.MIXED = 2
     own.few = 4
     own.added = other
     del own.added
@@ -148,7 +146,7 @@ def test_modules_of_others_count_where_that_is_asked_for(monkeypatch):
     one, two = (loaded(monkeypatch, name) for name in ("one_of_others", "two_of_others"))
     intact.remember([one])
     two.twice = other
-    one.FEW = 5  # constants are noted of the instrument alone
+    one.FEW = 5
     assert intact.replaced() is None
     one.twice = other
     assert intact.replaced() == f"one_of_others.twice was replaced {UNBELIEVED}"
@@ -210,8 +208,15 @@ def test_torch_replaces_no_function_of_others_and_no_clock(monkeypatch, own):
 
 
 def test_a_function_of_torch_under_another_name_is_not_written_for_that(monkeypatch, guarded):
-    monkeypatch.setattr(torch.Tensor, "isfinite", torch.Tensor.isnan)
-    assert "torch.Tensor.isfinite was replaced" in intact.replaced()
+    monkeypatch.setattr(torch.nn.functional, "softmax", torch.nn.functional.log_softmax)
+    assert "torch.nn.functional.softmax was replaced" in intact.replaced()
+
+
+def test_constants_are_noted_of_the_instrument_alone(monkeypatch):
+    monkeypatch.setattr(torch, "OF_A_TEST", 1, raising=False)
+    intact.remember()
+    monkeypatch.setattr(torch, "OF_A_TEST", 2)
+    assert intact.replaced() is None
 
 
 def test_the_generator_that_inputs_are_drawn_by_is_noted(monkeypatch, guarded):
@@ -259,27 +264,15 @@ def test_a_field_of_what_is_watched_may_not_change(name):
 # ---- The state of torch and of Python.
 
 
-class Functions(TorchFunctionMode):
-    pass
-
-
-class Dispatch(TorchDispatchMode):
-    pass
-
-
-@pytest.mark.parametrize("mode", [Functions, Dispatch])
-def test_a_mode_of_torch_may_not_be_on(mode):
-    assert intact.replaced() is None
-    with mode():
-        said = intact.replaced()
-    assert said == f"torch's functions are in the mode {mode.__name__}: end a mode in the call that begins it"
-    with torch.device("meta"), mode():
-        assert mode.__name__ in intact.replaced()
-
-
-def test_a_device_as_torch_s_default_is_no_such_mode():
+@pytest.mark.parametrize("mode", [type("Own", (of,), {}) for of in (TorchFunctionMode, TorchDispatchMode)])
+def test_a_mode_of_torch_may_not_be_on_but_a_default_device_may(mode):
     with torch.device("cpu"):
         assert intact.replaced() is None
+    with mode():
+        said = intact.replaced()
+    assert said == "torch's functions are in the mode Own: end a mode in the call that begins it"
+    with torch.device("meta"), mode():
+        assert "mode Own" in intact.replaced()
 
 
 def test_the_default_dtype_is_noted(guarded):
@@ -385,12 +378,16 @@ def test_a_setting_that_torch_does_not_tell_stays_and_one_that_is_as_it_was_is_n
         pass
     assert written == []
 
+    begun: list[bool] = []
+
     def refused() -> int:
-        raise RuntimeError("set in the older and the newer way")
+        if not begun:
+            raise RuntimeError("set in the older and the newer way")
+        return 3
 
     monkeypatch.setattr(torch, "get_num_threads", refused)
     with intact.settings_kept():
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        begun.append(True)
     assert written == []
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from harness import limits
 from harness.devices import Batch, MatrixProduct, Ring
@@ -119,7 +120,7 @@ def test_a_stream_is_timed_until_its_median_is_sure(samples, rounds, median):
 
     class Scripted(FakeDevice):
         def batch(self, calls, *, timer: Timer, keep: int, seconds: float, group: Group = ALONE) -> Batch:
-            assert seconds == 2e-3
+            assert (keep, seconds) == (1, 2e-3)
 
             def run(count: int) -> list[float]:
                 taken.append(count)
@@ -230,5 +231,12 @@ def test_each_stream_is_repeated_once_at_the_end(measured):
     assert len(device.log) == len(found.end) > 0
 
 
-def test_streams_have_random_numbers_whatever_their_size():
+def test_streams_have_random_numbers_of_a_block_whatever_their_size(monkeypatch):
     assert limits._Arena(FakeDevice(), 2**16).data.unique().numel() > 2**13
+    drawn: list[int] = []
+    rand = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda count, **of: drawn.append(count) or rand(count, **of))
+    monkeypatch.setattr(limits, "_RANDOM", 6000)
+    for size in (2**14, 2**16):
+        limits._Arena(FakeDevice(), size)
+    assert drawn == [5 * 2**12 // 4, 6000]

@@ -65,3 +65,59 @@ def test_noise_and_the_range_of_processes_are_shares_of_the_time():
     assert told("process_range", time=1.0, medians=(1.0,)) is None
     assert told("process_range", time=None, medians=(1.0, 1.5)) is None
     assert (told("low", interval=(9.0, 12.0)), told("high", interval=(9.0, 12.0))) == (9.0, 12.0)
+
+
+def test_from_which_shares_of_the_ceiling_on_a_time_is_doubted_and_is_none():
+    """Limits are known to 2%. No error of theirs makes a fifth."""
+    assert (metrics.ABOVE_CEILING, metrics.IMPOSSIBLE) == (1.02, 1.2)
+
+
+def test_a_metric_that_says_no_more_is_in_no_column_and_no_plot():
+    plain = metrics.Metric("mine", "mine", units.PLAIN, lambda _: None)
+    assert (plain.head, plain.keep, plain.figure, plain.sweep, plain.limit) == ("", 0, 0, 0, "")
+    assert not any(getattr(plain, flag) for flag in FLAGS)
+    assert plain.shown(SimpleNamespace())
+    assert plain.drawn(SimpleNamespace())
+
+
+FLAGS = {
+    "of_limits": ("of_peak", "of_ceiling"),
+    "reported": ("kept_bytes", "compute_busy", "warp_instructions", "warp_accesses"),
+    "by_count": ("traffic", "kept", "kept_bytes"),
+    "by_trace": (),
+    "by_counters": (
+        "compute_busy", "arithmetic", "warp_instructions", "instructions", "warp_accesses", "accesses",
+    ),
+}  # fmt: skip
+BUNDLED = metrics.COMMON | metrics.COUNTED
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_where_the_value_of_a_bundled_metric_comes_from(flag: str) -> None:
+    assert {name for name in BUNDLED if getattr(METRICS[name], flag)} == {*FLAGS[flag]}
+
+
+def by_rank(rank: str) -> list[set[str]]:
+    """The bundled metrics of each rank, the lowest rank first."""
+    ranks = {name: getattr(METRICS[name], rank) for name in BUNDLED if getattr(METRICS[name], rank)}
+    return [{name for name, has in ranks.items() if has == one} for one in sorted({*ranks.values()})]
+
+
+def test_which_columns_go_away_first_where_a_table_is_too_wide():
+    *narrow, always = by_rank("keep")
+    assert narrow == [
+        {"intensity", "registers"},
+        {"moved_bandwidth", "kept_bytes"},
+        {"efficiency_low", "efficiency_high", "noise"},
+        {"of_peak"},
+        {"local_bytes"},
+        {"items"},
+        {"call_time", "flops", "efficiency"},
+    ]
+    assert {METRICS[name].keep for name in always} == {metrics.ALWAYS}
+    assert always == {"time", "bandwidth", "of_ceiling", "speedup"}
+
+
+def test_which_of_the_known_metrics_a_plot_and_a_table_of_sizes_show():
+    assert by_rank("figure") == [{"time"}, {"items"}, {"bandwidth"}, {"flops"}]
+    assert by_rank("sweep") == [{"time"}, {"items"}, {"bandwidth"}, {"of_ceiling"}]

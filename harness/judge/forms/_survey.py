@@ -134,7 +134,7 @@ def _is_constant(reference: Reference, case: Sized, seed: int) -> bool:
     if drawn and all(map(contract.same, drawn, others)):
         advice = "draw random numbers where inputs are made, and leave the seed to the harness"
         raise UsageError(f"{what} are the same for every seed, so a result that was kept would be right", advice)
-    if not drawn:
+    if not (drawn or case.buffers):  # an input that is never read looks like memory for outputs
         return False
     with exactly():
         first, second = (data.tensors(reference.call(copied(one))) for one in (values, other))

@@ -55,6 +55,11 @@ def test_whether_a_file_adds_variants(tmp_path: Path, text: str, adds: bool) -> 
     assert read(tmp_path, text).adds is adds
 
 
+def test_what_is_no_python_defines_nothing() -> None:
+    found = sources.Source(Path("candidate.json"))
+    assert (found.names, found.functions, found.public, found.adds) == (set(), {}, [], False)
+
+
 def test_what_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"candidate\.py: isn't valid Python"):
         read(tmp_path, "def f(:\n")

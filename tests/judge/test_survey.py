@@ -70,6 +70,13 @@ def test_the_sheet_of_a_reference() -> None:
     assert found.notes == ("first", "The reference runs in float64.")
 
 
+def test_the_first_case_says_which_dtype_stands_for_all() -> None:
+    def call(values: Values) -> torch.Tensor:
+        return values[0].double() if len(values[0]) == 5 else values[0] * 2
+
+    assert [survey(sizes=sizes, call=call).dtype for sizes in ((6, 5), (5, 6))] == ["float32", "float64"]
+
+
 def test_four_unseen_sizes_are_looked_for_in_thirty_two() -> None:
     """Sizes that are known, and sizes that the reference doesn't take, are no unseen ones."""
 
@@ -183,7 +190,28 @@ def test_a_reference_whose_outputs_do_not_depend_on_its_inputs_is_told() -> None
     found = survey(call=lambda v: torch.ones_like(v[0]))
     assert found.is_constant
     assert "The reference gives the same outputs for other inputs, so a constant is right here." in found.notes
-    assert not survey(inputs=lambda *_: [], call=lambda _: torch.ones(3)).is_constant, "there are no other inputs"
+    assert survey(inputs=lambda *_: [], call=lambda _: torch.ones(3)).is_constant is False, "no inputs could differ"
+
+
+@pytest.mark.parametrize(
+    ("precisely", "second", "said"),
+    [
+        (failing, torch.float32, "The reference runs in float16 with TF32 off: in float64 it fails"),
+        (failing, torch.int64, "The reference runs as it is, with TF32 off"),
+        (
+            lambda v: [v[0].half() * 2, v[0].double() * 2],
+            torch.float32,
+            "The reference runs with inputs in float64, and converts them to float16 itself.",
+        ),
+    ],
+)
+def test_of_several_outputs_the_first_says_how_precise_a_reference_is(precisely, second, said) -> None:
+    """Integers among the outputs may be others where floats are rounded to others."""
+
+    def call(values: Values) -> Values:
+        return [values[0].half() * 2, (values[0] * 2).to(second)]
+
+    assert survey(call=call, precisely=precisely).notes[1].startswith(said)
 
 
 def test_only_memory_of_an_output_s_form_that_is_never_read_is_for_outputs() -> None:
@@ -258,6 +286,11 @@ def test_the_absolute_error_is_scaled_where_outputs_are_small() -> None:
     assert expected.allowed[:3].tolist() == pytest.approx([1e-4 * (typical + size) for size in (3e-3, 4e-3, 0.0)])
 
 
+def test_a_dtype_without_a_tolerance_must_be_the_reference_rounded() -> None:
+    [expected] = compared([torch.ones(2).to(torch.float8_e5m2)], [torch.ones(2, dtype=torch.float64)])
+    assert expected.allowed.tolist() == [0.0, 0.0]
+
+
 def test_integers_other_shapes_and_what_has_no_elements_are_compared_as_they_are() -> None:
     whole = torch.tensor([1, 2])
     [expected] = compared([whole], [whole])
@@ -290,6 +323,16 @@ def test_all_generators_are_seeded() -> None:
     assert first == again
     assert all(one != two for one, two in zip(first, other, strict=True))
     assert drawn(5)[1] == drawn(2**32 + 5)[1], "numpy takes seeds of 32 bits"
+    assert drawn(5)[1] not in (drawn(69)[1], drawn(2**31 + 5)[1])
+
+
+def test_generators_of_gpus_are_seeded_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    _reference.seed_all(torch.device("cpu"), 3)
+    assert seeded == []
+    _reference.seed_all(torch.device("cuda"), 4)
+    assert seeded == [4]
 
 
 def test_a_reference_runs_without_tf32_and_gradients() -> None:

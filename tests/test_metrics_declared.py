@@ -44,6 +44,51 @@ def test_a_name_has_one_meaning_and_an_error_says_where(own: None) -> None:
         metrics.add(replace(METRICS["time"], title="duration"))
 
 
+MINE = metrics.Metric("mine", "mine", units.SHARE, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("title", 3), ("title", "\udc80"), ("keep", "3"), ("keep", True), ("of_limits", 1), ("unit", "s"),
+        ("better", "up"), ("relative", "better"), ("value", None), ("shown", 3), ("attached", 3),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_refused_where_it_is_declared(own: None, field: str, value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        metrics.add(replace(MINE, **{field: value}))
+    line = sys._getframe().f_lineno - 1
+    assert caught.value.message.startswith(f"{__file__}:{line}: {field} of metric 'mine' is ")
+    assert "mine" not in METRICS
+
+
+def test_what_is_no_metric_is_refused(own: None) -> None:
+    with pytest.raises(UsageError, match="'mine' isn't a metric"):
+        metrics.add("mine")
+    with pytest.raises(UsageError, match="after is 3, which isn't text"):
+        metrics.add(MINE, after=3)
+    assert metrics.add(replace(MINE, better="higher", relative="world", attached=None)).name == "mine"
+
+
+def test_a_metric_that_variants_or_tools_tell_has_a_column_of_its_title(own: None) -> None:
+    told = metrics.fact("told", "told", units.SHARE, "a share")
+    seen = metrics.found("seen", "seen", units.SHARE, "a share", "lower", lambda *_: None)
+    assert [(one.head, one.keep, one.reported, one.by_trace) for one in (told, seen)] == [
+        ("told", 3, True, False), ("seen", 3, True, False),
+    ]  # fmt: skip
+    assert metrics.fact("other", "other", units.SHARE, "a share", head="", keep=5).head == ""
+    assert (METRICS["other"].keep, metrics.named("never").keep) == (5, 3)
+    assert metrics.found("traced", "traced", units.SHARE, "", "", lambda *_: None, by_trace=True).by_trace
+
+
+def test_which_metrics_depend_on_the_machine_as_much_as_on_the_code():
+    assert {name for name in BUNDLED if METRICS[name].is_of_hardware} == {
+        "time", "low", "high", "call_time", "bandwidth", "moved_bandwidth", "flops", "items", "ideal_items",
+        "ceiling_bandwidth", "ceiling_flops",
+    }  # fmt: skip
+    assert not replace(METRICS["time"], relative="world").is_of_hardware
+
+
 def test_a_metric_stands_where_it_belongs(own: None) -> None:
     metrics.fact("mine", "mine", units.SHARE, "a share", after="items")
     names = list(METRICS)

@@ -236,7 +236,7 @@ def test_only_memory_of_an_output_s_form_that_is_never_read_is_for_outputs() -> 
     [
         (["int64", "float16"], ["float32"], "float16"),
         (["int64"], ["int32", "float32"], "float32"),
-        (["int64"], ["int32"], "int64"),
+        (["int64", "int32"], ["int16"], "int64"),
     ],
 )
 def test_which_dtype_stands_for_a_case(outputs: list[str], inputs: list[str], dtype: str) -> None:

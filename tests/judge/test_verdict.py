@@ -48,6 +48,7 @@ def test_bounds_are_the_ends_of_both_intervals(header) -> None:
     spread = (timed("eager", 8, 3.0, 4.0, 5.0), timed("candidate", 8, 1.0, 2.0, 4.0))
     [one] = RULING.of_run(Run(header, spread), [], None).timed
     assert (one.speedup, one.speedup_low, one.speedup_high) == (2.0, 3.0 / 4.0, 5.0 / 1.0)
+    assert (one.time, one.low, one.high) == (2.0, 1.0, 4.0)
 
 
 def test_without_a_baseline_there_is_nothing_to_compare_with(header) -> None:

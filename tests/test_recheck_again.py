@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,29 @@ def test_alone_without_a_graph_the_first_call_is_made() -> None:
     found.recheck._result = lambda *_: None
     assert found.recheck.alone() is None
     assert made == [0]
+
+
+def test_calls_that_are_slow_only_until_caches_hold_their_inputs_are_believed(monkeypatch) -> None:
+    """Calls are slow after a renewal and after the graph, which leave the caches with other data."""
+    made: list[str] = []
+    caches = SimpleNamespace(renewals=0, are_cold=False)
+
+    def graph() -> Iterator[float]:
+        while True:
+            made.append("graph")
+            caches.are_cold = True
+            yield 80e-6
+
+    def call(*_: Any) -> float:
+        made.append("single")
+        cold = caches.are_cold or len(found.rotation.done) > caches.renewals
+        caches.renewals, caches.are_cold = len(found.rotation.done), False
+        return 30e-6 if cold else 10e-6
+
+    found = Setting(call, passes=2, graph=graph())
+    monkeypatch.setattr(recheck, "time", found.now)
+    assert found.recheck.novelty(10.0) is None
+    assert made[-21:] == ["single", "single", "graph"] * 7
 
 
 @pytest.mark.parametrize(

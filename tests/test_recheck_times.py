@@ -230,8 +230,9 @@ def test_the_best_of_all_rounds_is_compared(setting):
     assert alone.recheck.novelty(10.0) is None, "a single call was quick once before"
     again = setting(lambda _, number: (30 if number != 13 else 10) * US, passes=2, graph=[80 * US] * 7)
     assert again.recheck.novelty(10.0) is None, "a single call is quick once when it is measured again"
-    seen = setting(lambda is_new, n: (30 if is_new or n != 1 else 10) * US, passes=2, graph=[80 * US] * 7)
-    assert seen.recheck.novelty(10.0) is None, "the first round that counts is the second one"
+    for quick in ((True, 1), (False, 1)):
+        second = setting(lambda *call, quick=quick: (10 if call == quick else 30) * US, passes=2, graph=[80 * US] * 7)
+        assert second.recheck.novelty(10.0) is None, "the first round that counts is the second one"
     first = setting(lambda _, number: (30 if number else 10) * US, passes=2, graph=[80 * US] * 7)
     assert "share their work" in first.recheck.novelty(10.0), "the first round doesn't count"
     graph = setting(lambda *_: 30 * US, passes=2, graph=[*[240 * US] * 6, 80 * US])
@@ -242,24 +243,6 @@ def test_a_graph_that_was_quick_once_is_measured_again_and_then_believed(setting
     found = setting(lambda *_: 30 * US, passes=2, graph=[240 * US] * 7)
     assert found.recheck.novelty(10.0) is None
     assert next(found.graph, None) is None, "all seven rounds are made"
-
-
-def test_calls_that_are_slow_only_until_caches_hold_their_inputs_are_believed(setting):
-    """Calls are slow after a renewal and after the graph, which leave the caches with other data."""
-    caches = SimpleNamespace(renewals=0, are_cold=False)
-
-    def graph() -> Iterator[float]:
-        while True:
-            caches.are_cold = True
-            yield 80 * US
-
-    def call(*_: Any) -> float:
-        cold = caches.are_cold or len(found.rotation.done) > caches.renewals
-        caches.renewals, caches.are_cold = len(found.rotation.done), False
-        return (30 if cold else 10) * US
-
-    found = setting(call, passes=2, graph=graph())
-    assert found.recheck.novelty(10.0) is None
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,16 @@ def test_of_several_inexact_elements_the_worst_is_told():
     assert "(10 times the tolerance); element 0 is" in said
 
 
+def test_less_than_a_unit_is_told_as_well():
+    assert "by up to 0.6 units in the last place" in judged([17.0], [17 + 0.6 / 64]).inexact
+
+    def part(name: str, units: float) -> Expected:
+        want = torch.tensor([17 + units / 64], dtype=torch.float64)
+        return Expected(name, torch.tensor([17.0], dtype=torch.float16), want)
+
+    assert comparer.judged([part("a", 0.6), part("b", 0.8)], 8.0).inexact.startswith("b: ")
+
+
 @pytest.mark.parametrize("other", [INF, -INF, NAN])
 def test_what_is_not_finite_is_no_part_of_a_typical_element(other):
     """Halves at 2^-10 are 2^-20 apart."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from harness import store
-from harness.errors import InputError, MachineError, UsageError
-from harness.judge import asking, isolated, procedure
+from harness.errors import UsageError
+from harness.judge import asking, procedure
 from harness.judge.records import Asked, Calls, Sheet
 from harness.judge.verdict import UNCOUNTED
 from harness.model import Case, Job, Measurement, Timing
@@ -76,6 +76,11 @@ def test_sizes_that_are_not_given_are_the_op_s_defaults() -> None:
         with pytest.raises(UsageError) as raised:
             procedure._setting(op(), sizes)
         assert raised.value.message.startswith(said)
+
+
+def test_each_size_that_is_not_given_has_its_default() -> None:
+    of_three = Op("three", "", {"A": "", "B": "", "C": ""}, defaults={"B": "A", "C": "2 * A"})
+    assert procedure._setting(of_three, {"A": 1, "B": 5}) == Setting((("A", 1), ("B", 5), ("C", 2)))
 
 
 def test_a_case_has_given_choices_and_defaults() -> None:
@@ -213,14 +218,15 @@ def test_cases_are_checked_up_to_the_first_that_fails(measuring) -> None:
     assert [(kind, one.status) for kind, one in found] == [*zip(kinds, ends.values(), strict=True)][:4]
     assert len(asked) == 4
     assert watcher.told[:3] == [(5, 0), ("started", (("M", 0), ("N", 5)), 0), ("finished", "ok")]
+    assert [one[1] for one in watcher.told if one[0] == "finished"] == ["ok", "unsupported", "ok", "wrong"]
 
 
 @pytest.mark.parametrize(("kind", "count"), [("unseen", 2), ("tested", 1)])
 def test_only_an_unseen_size_may_be_declined(monkeypatch, measuring, kind, count) -> None:
-    monkeypatch.setattr(procedure.verdict, "declines", lambda _: True)
-    measuring(lambda _: "crashed")
-    checked = tuple((kind, Job(case(m, 5))) for m in (1, 2))
-    assert len(procedure._check(prepared(op(), checked=checked), "cpu", Watcher())) == count
+    monkeypatch.setattr(procedure.verdict, "declines", lambda one: one.status == "crashed")
+    measuring(lambda one: "crashed" if one.symbols["M"] else "ok")
+    checked = (("given", Job(case(0, 5))), *((kind, Job(case(m, 5))) for m in (1, 2)))
+    assert len(procedure._check(prepared(op(), checked=checked), "cpu", Watcher())) == 1 + count
 
 
 def test_calls_are_looked_at_in_the_smallest_case_that_was_right(monkeypatch) -> None:
@@ -232,7 +238,7 @@ def test_calls_are_looked_at_in_the_smallest_case_that_was_right(monkeypatch) ->
         return {"torch": ["aten.mm"], "others": [], "only_torch": True}
 
     monkeypatch.setattr(asking, "ask", ask)
-    known = prepared(op(), timed=(Job(case(9, 9), ASKED.timing),))
+    known = prepared(op(), timed=tuple(Job(case(m, m), ASKED.timing) for m in (9, 7)))
     checked = [(case(8, 8), "ok"), (case(3, 5), "ok"), (case(2, 2), "wrong"), (case(4, 4), "ok")]
     found = [("unseen", Measurement(one, status)) for one, status in checked]
     watcher = Watcher()
@@ -266,73 +272,6 @@ def test_all_baselines_of_the_device_are_timed_before_the_candidate(monkeypatch)
         "name": "judge", "folder": Path("folder"), "device": "cpu", "plugins": (Path("plugin.py"),),
         "command": ("harness", "judge"), "observer": watcher,
     }  # fmt: skip
-
-
-# ---- What the candidate is.
-
-
-@pytest.fixture
-def settling(monkeypatch, tmp_path: Path) -> Callable[..., Asked]:
-    """Gives a request whose candidate is a file; what is asked of a process ends as `answers` says."""
-
-    def made(name: str, answers: Callable[..., dict[str, Any]], **more: Any) -> Asked:
-        (tmp_path / name).write_text("{}")
-        (tmp_path / "k.cu").write_text("// kernel")
-        form = SimpleNamespace(sheet=lambda asked, _: replace(SHEET, candidate=str(asked.candidate), **more))
-        monkeypatch.setattr(procedure, "form_of", lambda *_: form)
-        monkeypatch.setattr(asking, "ask", answers)
-        return replace(ASKED, candidate=tmp_path / name)
-
-    return made
-
-
-def test_the_sheet_is_what_a_process_answers(settling, tmp_path: Path) -> None:
-    def answers(action: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        assert (action, seconds) == ("survey", 9.0)
-        sheet = store.parse(Sheet, request["sheet"])
-        return {"sheet": store.dump(replace(sheet, notes=("looked at",)))}
-
-    asked = settling("mine.py", answers)
-    found = procedure._settled(asked, tmp_path)
-    assert (found.candidate, found.notes) == (str(asked.candidate), ("looked at",))
-
-
-@pytest.mark.parametrize(("reference", "raises"), [("", asking.AnswerError), ("mine.py", asking.AnswerError),
-                                                   ("theirs.py", UsageError)])  # fmt: skip
-def test_a_process_that_is_lost_is_the_reference_s_fault_where_it_is_a_file_of_its_own(
-    settling, tmp_path: Path, reference, raises
-) -> None:
-    def answers(*_: object) -> dict[str, Any]:
-        raise asking.AnswerError("it ended")
-
-    asked = settling("mine.py", answers, reference=str(tmp_path / reference) if reference else "")
-    with pytest.raises(raises, match="it ended"):
-        procedure._settled(asked, tmp_path)
-
-
-def test_an_isolated_candidate_is_a_manifest_for_a_gpu(settling, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    manifest = '{"source": "k.cu", "kernels": [{"entry": "k", "grid": [1], "block": 32, "arguments": []}]}'
-    asked = replace(settling("k.json", lambda *_: {}), isolated=True)
-    asked.candidate.write_text(manifest)
-    with pytest.raises(MachineError, match="the device 'cpu' runs none"):
-        procedure._settled(asked, home)
-    assert (home / f"{isolated.CODE}.cu").read_text() == "// kernel"
-
-
-def test_a_file_of_python_exports_its_manifest_without_a_gpu(settling, tmp_path: Path) -> None:
-    given: list[Any] = []
-
-    def answers(action: str, request: dict[str, Any], seconds: float, **options: Any) -> dict[str, Any]:
-        given.append((action, request, seconds, options))
-        return {"manifest": "{}"}
-
-    asked = settling("mine.py", answers)
-    with pytest.raises(InputError, match=r"mine\.py: export\(\)"):
-        procedure._manifest(asked)
-    file = str(asked.candidate.resolve())
-    assert given == [("export", {"file": file}, 9.0, {"variables": {"CUDA_VISIBLE_DEVICES": ""}})]
 
 
 # ---- All of it.

@@ -225,8 +225,9 @@ def test_cases_are_checked_up_to_the_first_that_fails(measuring) -> None:
 def test_only_an_unseen_size_may_be_declined(monkeypatch, measuring, kind, count) -> None:
     monkeypatch.setattr(procedure.verdict, "declines", lambda one: one.status == "crashed")
     measuring(lambda one: "crashed" if one.symbols["M"] else "ok")
-    checked = (("given", Job(case(0, 5))), *((kind, Job(case(m, 5))) for m in (1, 2)))
-    assert len(procedure._check(prepared(op(), checked=checked), "cpu", Watcher())) == 1 + count
+    right = (("given", Job(case(0, 5))), ("unseen", Job(case(0, 6))))
+    checked = (*right, *((kind, Job(case(m, 5))) for m in (1, 2)))
+    assert len(procedure._check(prepared(op(), checked=checked), "cpu", Watcher())) == len(right) + count
 
 
 def test_calls_are_looked_at_in_the_smallest_case_that_was_right(monkeypatch) -> None:

@@ -112,6 +112,7 @@ def test_arguments_that_are_sizes_in_every_case_are_sizes() -> None:
     assert [one.sizes for one in timed] == [{"n": 4, "world_": 2, "mode": "a_b", "flag": "True", "k": "1"}]
     assert [one.sizes for one in tested] == [{"n": 8, "world_": 3, "mode": "_", "flag": "False", "k": "0"}]
     assert tested[0].arguments == {"n": 8, "world": 3, "mode": "", "flag": False, "k": 0}
+    assert gpumode._cases([{"n": 1}])[0][0].sizes == {"n": 1}
     with pytest.raises(UsageError, match="cases with other arguments than n can't be judged together"):
         gpumode._cases([{"n": 1}], [{"m": 1}])
 
@@ -177,7 +178,7 @@ def test_a_check_is_given_one_output_or_a_tuple(reference) -> None:
     assert found.complaint(None, [torch.ones(1)]) == "check_implementation: Tensor"
     assert found.complaint(None, [torch.ones(1)] * 2) == "check_implementation: tuple"
     without = reference(DRAWING + DOUBLING)
-    assert (without.decides, without.complaint(None, [])) == (False, None)
+    assert (without.decides, without.complaint(None, []), without.weights) == (False, None, 0)
 
 
 def test_only_sizes_are_varied(reference) -> None:
@@ -217,6 +218,11 @@ def test_a_file_has_one_public_function(names: tuple[str, ...], said: str) -> No
     with pytest.raises(UsageError, match=f"defines {said} as public functions"):
         ops._only(sources.Source(FILE, functions=dict.fromkeys((*names, "_own"), ())))
     assert ops._only(sources.Source(FILE, functions={"f": (), "_own": ()})) == "f"
+
+
+def with_parameters(parameters: list[str]) -> Sheet:
+    options = {"manifest": {}, "parameters": parameters}
+    return Sheet("ops", "mine.py", "", "double", "cpu", "", 1, "own", options=options)
 
 
 @pytest.mark.parametrize(("parameters", "returns"), [(["x"], True), (["x", "y"], False), (["N"], True), (["y"], False)])

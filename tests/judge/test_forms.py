@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.errors import UsageError
+from harness.errors import InputError, UsageError
 from harness.judge import loading, sources
 from harness.judge.forms import gpumode, ops
 from harness.judge.records import Asked, Sheet
@@ -270,6 +270,7 @@ def test_other_sizes_keep_the_op_s_defaults_and_what_is_no_size(monkeypatch) -> 
     assert other(M=4, N=8) == {"M": 5, "N": 10}, "N is twice M"
     assert other(M=4, N=9) == {"M": 5, "N": 10}, "N is a size of its own"
     assert other(M=0, N=5) == {"M": 0, "N": 6}
+    assert other(M=1, N=5) == {"M": 2, "N": 6}
     assert [*other(N=9, M=4)] == ["M", "N"], "in the op's order"
 
 
@@ -313,3 +314,83 @@ def test_an_encoding_is_tried_once_with_other_values(monkeypatch) -> None:
     assert own.unsupported("case") is None
     variant.unsupported = lambda case: f"not for a {case}"
     assert own.unsupported("case") == "not for a case"
+
+
+def named(monkeypatch: pytest.MonkeyPatch, text: str, **more: Any) -> Sheet:
+    """The sheet of a candidate for an op, whose file has this text."""
+    monkeypatch.setattr(ops, "Catalogue", lambda _: {"own": op()})
+    asked = replace(Asked(FILE, "cpu", 3, op="own"), **more)
+    assert ops.recognises(asked, sources.Source(FILE))
+    functions = {name: given for name, given in {"double": ("x",), "triple": ("x", "y")}.items() if name in text}
+    return ops.sheet(asked, sources.Source(FILE, functions=functions, adds="variant" in text))
+
+
+def test_the_sheet_of_a_function_of_a_variant_and_of_a_manifest(monkeypatch) -> None:
+    found = named(monkeypatch, "double", plugins=(Path("own.py"),))
+    assert (found.function, found.options["parameters"]) == ("double", ["x"])
+    assert (found.op, found.seed, found.options["plugins"]) == ("own", 3, [str(Path("own.py").resolve())])
+    assert named(monkeypatch, "double triple", function="triple").options["parameters"] == ["x", "y"]
+    adds = named(monkeypatch, "variant double triple")
+    assert (adds.function, "parameters" in adds.options) == ("", False)
+    kernel = {"entry": "k", "grid": ["M"], "block": 32, "arguments": ["x"]}
+    manifest = {"source": "k.cu", "kernels": [kernel]}
+    of_kernels = named(monkeypatch, "", isolated=True, manifest=manifest)
+    assert (of_kernels.options["manifest"], "parameters" in of_kernels.options) == (manifest, False)
+    with pytest.raises(InputError, match="uses 'Q'"):
+        named(monkeypatch, "", isolated=True, manifest={**manifest, "kernels": [{**kernel, "grid": ["Q"]}]})
+    assert not ops.recognises(Asked(FILE, "cpu", 3), sources.Source(FILE))
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("double", {"op": "another"}, "no op is named 'another'"),
+        ("double", {"reference": FILE}, "--reference can't be given with --op"),
+        ("double triple", {}, "defines double, triple as public functions"),
+        ("double", {"function": "triple"}, "defines no function 'triple'"),
+    ],
+)
+def test_a_request_for_an_op_that_can_not_be_carried_out(monkeypatch, text, more, said) -> None:
+    with pytest.raises(UsageError) as raised:
+        named(monkeypatch, text, **more)
+    assert said in raised.value.message
+
+
+def test_a_sheet_says_what_a_file_adds(monkeypatch) -> None:
+    def variant(**more: Any) -> SimpleNamespace:
+        known = {"inputs": None, "outputs": None, "returns": True, "devices": ("cuda",), "encode": None}
+        return SimpleNamespace(**(known | more))
+
+    def surveyed(function: str = "", **added: SimpleNamespace) -> Sheet:
+        monkeypatch.setattr(ops, "_added", lambda *_: added)
+        asked = Sheet("ops", "mine.py", "", function, "cpu", "", 1, "own", options={"manifest": {}, "plugins": []})
+        return ops.surveyed(asked)
+
+    found = surveyed(fast=variant())
+    assert (found.function, found.options["variant"]) == (
+        "fast", {"returns": True, "devices": ["cuda"], "encodes": False},
+    )  # fmt: skip
+    encoding = surveyed("faster", fast=variant(), faster=variant(returns=False, encode=print))
+    assert encoding.options["variant"] == {"returns": False, "devices": ["cuda"], "encodes": True}
+    for function, added in (("", {}), ("", {"a": variant(), "b": variant()}), ("c", {"a": variant()})):
+        with pytest.raises(UsageError, match="adds to op 'own' the variants"):
+            surveyed(function, **added)
+    for of_its_own in ({"inputs": ()}, {"outputs": ()}):
+        with pytest.raises(UsageError, match="variant 'fast' declares tensors of its own"):
+            surveyed(fast=variant(**of_its_own))
+    for known in ({"manifest": {"source": "k.cu"}}, {"manifest": {}, "parameters": []}):
+        sheet = Sheet("ops", "mine.py", "", "", "cpu", "", 1, "own", options=known)
+        assert ops.surveyed(sheet) is sheet, "no code is run for it"
+
+
+def test_a_candidate_s_variant_is_declared_as_its_file_declares_it(monkeypatch) -> None:
+    fast = SimpleNamespace(prepare=lambda ctx: ("ready", ctx), unsupported=lambda case: f"not for {case}")
+    monkeypatch.setattr(ops, "_added", lambda *_: {"fast": fast})
+    for encodes in (False, True):
+        made, known = op(), {"returns": True, "devices": ["cuda"], "encodes": encodes}
+        monkeypatch.setattr(ops, "find", lambda _, made=made: made)
+        options = {"manifest": {}, "plugins": [], "variant": known}
+        ops.op(Sheet("ops", "mine.py", "", "fast", "cpu", "", 1, "own", options=options))
+        found = made.variants["candidate"]
+        assert (found.returns, found.devices, found.encode is not None) == (True, ("cuda",), encodes)
+        assert (found.prepare("context"), found.unsupported("it")) == (("ready", "context"), "not for it")

@@ -250,7 +250,8 @@ def context(made: Op) -> Context:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "given"), [(["w", "x"], ["of w", "of x"]), (["N", "y", "mode", "x"], [4, "of y", "fast", "of x"])]
+    ("parameters", "given"),
+    [(["w", "x"], ["of w", "of x"]), (["N", "y", "mode", "x"], [4, "of y", "fast", "of x"]), (["N"], [4])],
 )
 def test_a_function_is_given_tensors_sizes_and_choices_in_its_order(monkeypatch, parameters, given) -> None:
     monkeypatch.setattr(loading, "load", lambda *_: SimpleNamespace(double=lambda *values: list(values)))
@@ -372,8 +373,9 @@ def test_a_sheet_says_what_a_file_adds(monkeypatch) -> None:
     )  # fmt: skip
     encoding = surveyed("faster", fast=variant(), faster=variant(returns=False, encode=print))
     assert encoding.options["variant"] == {"returns": False, "devices": ["cuda"], "encodes": True}
-    for function, added in (("", {}), ("", {"a": variant(), "b": variant()}), ("c", {"a": variant()})):
-        with pytest.raises(UsageError, match="adds to op 'own' the variants"):
+    several = {"a": variant(), "b": variant()}
+    for function, added, said in (("", {}, "none"), ("", several, "a, b"), ("c", several, "a, b")):
+        with pytest.raises(UsageError, match=f"adds to op 'own' the variants {said}$"):
             surveyed(function, **added)
     for of_its_own in ({"inputs": ()}, {"outputs": ()}):
         with pytest.raises(UsageError, match="variant 'fast' declares tensors of its own"):

@@ -15,7 +15,7 @@ import torch
 from harness.cuda.compile import compile_verbose
 from harness.errors import InputError, MachineError, UsageError
 from harness.judge import Asked, isolated
-from harness.judge.forms import form_of
+from harness.judge.forms import form_of, ops
 from harness.judge.records import Sheet, Sized
 from harness.judge.sources import Source
 from harness.model import Case
@@ -168,6 +168,11 @@ def test_a_manifest_has_no_name_for_the_weights_of_a_model() -> None:
     isolated.add(op(), without)
     with pytest.raises(UsageError, match="can't name the weights of a model"):
         isolated.add(op(), with_some)
+
+
+def test_an_op_of_ours_gets_the_manifest_s_variant(monkeypatch) -> None:
+    monkeypatch.setattr(ops, "find", lambda _: op())
+    assert ops.op(sheet(MANIFEST)).variants["candidate"].devices == ("cuda",)
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[" * 100_000, "\xff"])

@@ -45,8 +45,8 @@ class Doubling:
     def precisely(self, values: Values) -> Any:
         return self.call([one.double() for one in values])
 
-    def vary(self, _arguments: dict[str, Any], _rng: random.Random) -> Iterator[dict[str, Any]]:
-        return ({"N": size} for size in itertools.count(1))
+    def vary(self, arguments: dict[str, Any], _rng: random.Random) -> Iterator[dict[str, Any]]:
+        return ({**arguments, "N": size} for size in itertools.count(1))
 
 
 def sized(n: int) -> Sized:

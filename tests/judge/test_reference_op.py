@@ -90,6 +90,38 @@ def test_a_candidate_is_given_the_form_s_data_with_the_set_s_tensors() -> None:
     assert returned[1] is t.buffers[0]
 
 
+def test_a_tensor_on_another_device_is_the_same_in_all_sets() -> None:
+    class Elsewhere(Scaled):
+        table = torch.empty(3, device="meta")
+
+        def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
+            return [*super().inputs(arguments, seed), self.table]
+
+    given: list[Any] = []
+    op = made(Elsewhere(), makes=lambda *_: given.append)
+    ctx = context(op)
+    op.variants["candidate"].prepare(ctx)(buffers(op, ctx))
+    assert given[0][3] is Elsewhere.table
+    assert [one.name for one in op.inputs] == ["x0"]
+
+
+def test_sets_are_drawn_by_seeds_that_nobody_guesses() -> None:
+    asked: list[int] = []
+
+    class Seeded(Scaled):
+        def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
+            asked.append(seed)
+            return super().inputs(arguments, seed)
+
+    op = made(Seeded())
+    ctx = context(op)
+    asked.clear()
+    for _ in range(20):
+        op.make(ctx)
+    assert len({*asked}) == 20
+    assert max(asked) > 2**28
+
+
 def test_weights_among_the_data_are_inputs_without_gradients() -> None:
     class Parameters(Scaled):
         def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
@@ -129,6 +161,9 @@ def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch) 
     assert devices == {
         "eager": ("any",), "compile": ("any",), "compile_autotune": ("cuda",), "candidate": ("any",),
     }  # fmt: skip
+    assert [op.variants[name].summary for name in ("eager", "compile")] == [
+        "the reference as it is", "the reference, compiled in the mode default",
+    ]  # fmt: skip
     assert {variant.role for name, variant in op.variants.items() if name != "candidate"} == {"baseline"}
     assert all(variant.returns and variant.encode for variant in op.variants.values())
     ctx = context(op)
@@ -201,9 +236,23 @@ def test_outputs_in_another_order_in_memory_are_noted_once(made_as, given, warne
     assert [note.code for note in ctx.notes] == [STRIDES] * warned
 
 
+def test_the_order_of_outputs_is_looked_at_where_they_are_checked() -> None:
+    class Square(Scaled):
+        def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
+            return [one.reshape(2, -1) for one in super().inputs(arguments, seed)[:2]] + [{"scale": 2}]
+
+    op = made(sheet=surveyed(Square(), (sized(6),), unseen=()), reference=Square())
+    ctx = context(op)
+    t = buffers(op, ctx)
+    y0 = (t.x0 * 2).t().contiguous().t()
+    assert complaint(op.check(ctx, SimpleNamespace(**vars(t), y0=y0, before=SimpleNamespace(x0=t.x0)))) is None
+    assert [note.code for note in ctx.notes] == [STRIDES]
+
+
 def test_dimensions_of_one_element_and_empty_outputs_have_no_order() -> None:
     ctx: Any = SimpleNamespace(notes=[])
-    for x, strides in ((torch.ones(1, 3), (9, 1)), (torch.ones(3, 2, 0).transpose(0, 1), (2, 1, 1))):
+    one, empty = torch.ones(1, 3, 2).transpose(1, 2), torch.ones(3, 2, 0).transpose(0, 1)
+    for x, strides in ((one, (99, 1, 2)), (empty, (2, 1, 1))):
         form = replace(_op.data.described(x), strides=strides)
         _op._note_strides(Sized({}, {}, outputs=(form,)), ctx, [x])
     assert ctx.notes == []

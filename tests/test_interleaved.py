@@ -82,8 +82,32 @@ def test_without_a_variant_there_are_no_rounds(now: Now) -> None:
 
 
 def test_the_ratio_is_the_median_over_rounds() -> None:
-    found = Ratio.of([2.0] * 9 + [200.0], [1.0] * 10)
+    found = Ratio.of([4.0] * 9 + [400.0], [2.0] * 10)
     assert (found.value, found.low, found.rounds, found.verdict) == (2.0, 2.0, 10, "faster")
+
+
+def test_few_rounds_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="5 rounds are too few"):
+        Ratio.of([2.0] * 5, [1.0] * 5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.9, 1.1, "~"), (1.0, 1.1, "~"), (0.9, 1.0, "~"), (0.5, 1.5, "~")],
+)
+def test_a_verdict_is_sure_where_the_interval_lies_on_one_side_of_1(low: float, high: float, verdict: str) -> None:
+    assert Ratio(1.0, low, high, 10).verdict == verdict
+    assert str(Ratio(1.0, low, high, 10)) == f"1.000x [{low:.3f}, {high:.3f}] {verdict}, 10 rounds"
+
+
+def test_rounds_are_sure_where_each_ratio_to_the_first_is() -> None:
+    ups, same = [1.0, 2.0] * 10, [1.0] * 20
+    assert interleaved._is_precise([ups, ups], 0.01), "what moves all alike moves no ratio"
+    assert not interleaved._is_precise([ups, [2 / one for one in ups]], 0.01)
+    assert not interleaved._is_precise([same, same, ups], 0.01)
+    assert interleaved._is_precise([same, same], 0.0)
+    assert interleaved._is_precise([same], 0.01)
+    assert not interleaved._is_precise([ups], 0.01), "a single variant has its time"
 
 
 def test_sessions_are_open_while_variants_are_timed_and_one_that_fails_has_no_rounds(monkeypatch) -> None:

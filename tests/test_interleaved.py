@@ -63,7 +63,7 @@ def test_the_median_of_three_samples_counts_and_ten_rounds_are_enough_where_rati
     assert len(asked) == 20
 
 
-def test_each_round_has_an_order_by_chance(monkeypatch, now: Now) -> None:
+def test_each_round_has_an_order_by_chance(monkeypatch, now):
     monkeypatch.setattr(interleaved.random, "shuffle", list.reverse)
     made, asked = samplers(now, steady, steady)
     interleaved._rounds(made, TIMING, 100.0)
@@ -110,12 +110,13 @@ def test_rounds_are_sure_where_each_ratio_to_the_first_is() -> None:
     assert not interleaved._is_precise([ups], 0.01), "a single variant has its time"
 
 
-def test_sessions_are_open_while_variants_are_timed_and_one_that_fails_has_no_rounds(monkeypatch) -> None:
+def test_sessions_are_open_while_variants_are_timed_and_one_that_fails_has_no_rounds(monkeypatch):
     done: list[str] = []
 
     class Session:
         def __init__(self, case: Any, *_: object) -> None:
-            self.case, self.phases = case, []
+            self.case = case
+            self.phases: list[tuple[str, float]] = []
 
         def __enter__(self) -> None:
             done.append(f"open {self.case.variant}")
@@ -147,7 +148,7 @@ def test_sessions_are_open_while_variants_are_timed_and_one_that_fails_has_no_ro
     )
     cases: Any = [SimpleNamespace(variant=name) for name in ("good", "wrong", "late")]
     device: Any = SimpleNamespace(conditions=lambda: "conditions")
-    measured, seconds = interleaved.interleaved(cases, None, device, TIMING)  # type: ignore[arg-type]
+    measured, seconds = interleaved.interleaved(cases, None, device, TIMING)
     assert measured == [
         ("good", "ok", {"samples": "good"}, [("sample", 3.0)]),
         ("wrong", "wrong", {"error": "off by 1"}, []),

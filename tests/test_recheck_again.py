@@ -19,7 +19,7 @@ def as_fast(*_: object) -> float:
     return 1e-5
 
 
-def copied_at_once(found: Setting) -> list[int]:
+def copied_at_once(found):
     """The sets whose outputs are copied from here on, in order. Each copy differs from all others."""
     copied: list[int] = []
 
@@ -41,7 +41,7 @@ def test_only_outputs_of_the_last_repetition_are_looked_at_for_work_that_is_late
     assert copied == [1, 2, 2]
 
 
-def test_calls_without_a_graph_are_made_once_and_a_graph_makes_each_several_times() -> None:
+def test_calls_without_a_graph_are_made_once_and_a_graph_makes_each_several_times():
     found = Setting(as_fast, replay=False, passes=3)
     copied, made = copied_at_once(found), []
     found.rotation.calls = [lambda place=place: made.append(place) for place in range(4)]
@@ -52,7 +52,7 @@ def test_calls_without_a_graph_are_made_once_and_a_graph_makes_each_several_time
     assert again.recheck._again([0]) == 3
 
 
-def test_alone_without_a_graph_the_first_call_is_made() -> None:
+def test_alone_without_a_graph_the_first_call_is_made():
     found, made = Setting(as_fast), []
     found.rotation.calls = [lambda place=place: made.append(place) for place in range(4)]
     found.device.batch = lambda *_, **__: SimpleNamespace(replay=None)
@@ -97,7 +97,7 @@ def test_calls_that_are_slow_only_until_caches_hold_their_inputs_are_believed(mo
 )
 def test_where_each_call_goes_on_from_the_last_one_as_many_calls_are_compared(
     monkeypatch, inplace, passes, unchecked, by
-) -> None:
+):
     found = Setting(as_fast, inplace=inplace)
     found.recheck._op.unchecked = unchecked
     found.rotation.values = lambda _: None
@@ -110,7 +110,7 @@ def test_where_each_call_goes_on_from_the_last_one_as_many_calls_are_compared(
     assert said == ("the reference, strict=False" if by == "the reference" else f"as many calls: {passes}")
 
 
-def differing(dtype: str, got: Any, want: Any, **tolerance: tuple[float, float]) -> str | None:
+def differing(dtype, got, want, **tolerance):
     """The complaint about an output where another set had the same calls."""
     found = Setting(as_fast)
     made = found.recheck

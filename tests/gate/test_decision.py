@@ -153,7 +153,7 @@ def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
     assert more.outcome == ("regressed" if mean < MARGIN.limit else "ok")
 
 
-def told(value: float, margin: Margin) -> tuple[int | None, list[tuple[float, ...]]]:
+def told(value, margin):
     """The pairs that would decide about a case whose centre is there, and what they were asked to tell."""
     asked: list[tuple[float, ...]] = []
     centre: Any = SimpleNamespace(value=value, count_to_tell=lambda *what: asked.append(what) or 15)

@@ -259,7 +259,7 @@ def test_a_function_is_given_tensors_sizes_and_choices_in_its_order(monkeypatch,
     assert launch(SimpleNamespace(x="of x", w="of w", y="of y")) == given
 
 
-def test_other_sizes_keep_the_op_s_defaults_and_what_is_no_size(monkeypatch) -> None:
+def test_other_sizes_keep_the_op_s_defaults_and_what_is_no_size(monkeypatch):
     def drawn(sizes: dict[str, int], _: random.Random) -> Iterator[dict[str, int]]:
         return iter([{name: size + 1 for name, size in sizes.items()}])
 
@@ -357,7 +357,7 @@ def test_a_request_for_an_op_that_can_not_be_carried_out(monkeypatch, text, more
     assert said in raised.value.message
 
 
-def test_a_sheet_says_what_a_file_adds(monkeypatch) -> None:
+def test_a_sheet_says_what_a_file_adds(monkeypatch):
     def variant(**more: Any) -> SimpleNamespace:
         known = {"inputs": None, "outputs": None, "returns": True, "devices": ("cuda",), "encode": None}
         return SimpleNamespace(**(known | more))
@@ -385,7 +385,7 @@ def test_a_sheet_says_what_a_file_adds(monkeypatch) -> None:
         assert ops.surveyed(sheet) is sheet, "no code is run for it"
 
 
-def test_a_candidate_s_variant_is_declared_as_its_file_declares_it(monkeypatch) -> None:
+def test_a_candidate_s_variant_is_declared_as_its_file_declares_it(monkeypatch):
     fast = SimpleNamespace(prepare=lambda ctx: ("ready", ctx), unsupported=lambda case: f"not for {case}")
     monkeypatch.setattr(ops, "_added", lambda *_: {"fast": fast})
     for encodes in (False, True):

@@ -150,7 +150,7 @@ def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
         isolated.read(tmp_path / "k.json")
 
 
-def test_a_kernel_of_machine_code_is_loaded_from_its_file(tmp_path: Path, monkeypatch) -> None:
+def test_a_kernel_of_machine_code_is_loaded_from_its_file(tmp_path, monkeypatch):
     (tmp_path / "candidate.cubin").write_bytes(b"code")
     asked: list[tuple[bytes, str]] = []
     kernel = SimpleNamespace(facts="facts")

@@ -24,7 +24,7 @@ SHEET = Sheet("kernelbench", "mine.py", "theirs.py", "ModelNew", "cpu", "float32
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 
-class Linear(torch.nn.Module):
+class Linear(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, features: int, *, bias: bool = True) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(features, 2, bias=bias)
@@ -134,7 +134,7 @@ def test_smaller_batches_are_drawn_where_there_is_a_batch(reference) -> None:
     assert list(reference(get_inputs=lambda: [torch.randn(1, 3)]).vary({"B": 1}, random.Random(1))) == []
 
 
-def test_which_cut_a_model_takes(reference) -> None:
+def test_which_cut_a_model_takes(reference):
     class Product(torch.nn.Module):
         def __init__(self, _: int) -> None:
             super().__init__()
@@ -177,7 +177,7 @@ def test_a_model_s_arguments_may_stand_apart_by_name(reference, given: list[Any]
 
 
 @pytest.mark.parametrize("given", [[[3], 4], [3, {"bias": False}]])
-def test_two_positional_arguments_are_not_apart(reference, given: list[Any]) -> None:
+def test_two_positional_arguments_are_not_apart(reference, given):
     class Two(torch.nn.Module):
         def __init__(self, *arguments: object) -> None:
             super().__init__()
@@ -187,7 +187,7 @@ def test_two_positional_arguments_are_not_apart(reference, given: list[Any]) -> 
     assert made._model.given == tuple(given)
 
 
-def test_a_model_and_its_arguments_have_the_seed_of_the_sheet(reference) -> None:
+def test_a_model_and_its_arguments_have_the_seed_of_the_sheet(reference):
     one, other = reference(), reference()
     assert torch.equal(one._model.linear.weight, other._model.linear.weight)
     drawn: list[float] = []
@@ -223,7 +223,7 @@ def test_weights_of_the_reference_may_not_change(reference) -> None:
     assert not made.decides
 
 
-def test_the_candidate_has_the_reference_s_weights_where_it_has_the_same_ones(monkeypatch, reference) -> None:
+def test_the_candidate_has_the_reference_s_weights_where_it_has_the_same_ones(monkeypatch, reference):
     class Other(torch.nn.Module):
         def __init__(self, features: int) -> None:
             super().__init__()

@@ -126,7 +126,7 @@ def test_given_dtypes_and_sizes_count(monkeypatch) -> None:
     assert raised.value.advice == "name some: --sizes M=1024,N=1024"
 
 
-def test_scenarios_are_the_one_of_the_op_s_name_else_all_of_the_op(monkeypatch, tmp_path: Path) -> None:
+def test_scenarios_are_the_one_of_the_op_s_name_else_all_of_the_op(monkeypatch, tmp_path):
     for name, text in (("a", "op: own\n"), ("b", "x: 1\nop: own\n"), ("c", "op: owner\n"), ("d", "# op: own\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
     loaded: list[list[str]] = []
@@ -222,7 +222,7 @@ def test_cases_are_checked_up_to_the_first_that_fails(measuring) -> None:
 
 
 @pytest.mark.parametrize(("kind", "count"), [("unseen", 2), ("tested", 1)])
-def test_only_an_unseen_size_may_be_declined(monkeypatch, measuring, kind, count) -> None:
+def test_only_an_unseen_size_may_be_declined(monkeypatch, measuring, kind, count):
     monkeypatch.setattr(procedure.verdict, "declines", lambda one: one.status == "crashed")
     measuring(lambda one: "crashed" if one.symbols["M"] else "ok")
     right = (("given", Job(case(0, 5))), ("unseen", Job(case(0, 6))))
@@ -258,7 +258,7 @@ def test_where_calls_can_not_be_looked_at_they_are_not_known(monkeypatch, error)
     assert procedure._calls(prepared(op(), timed=(Job(case(9, 9)),)), [], Watcher()) is None
 
 
-def test_all_baselines_of_the_device_are_timed_before_the_candidate(monkeypatch) -> None:
+def test_all_baselines_of_the_device_are_timed_before_the_candidate(monkeypatch):
     ran: list[tuple[Any, dict[str, Any]]] = []
     monkeypatch.setattr(procedure.runner, "run", lambda plan, **options: ran.append((plan, options)))
     made = op("eager", "of_gpus", "no_baseline", "compile")
@@ -279,7 +279,7 @@ def test_all_baselines_of_the_device_are_timed_before_the_candidate(monkeypatch)
 
 
 @pytest.fixture
-def steps(monkeypatch, tmp_path: Path) -> Callable[..., tuple[Any, list[str], Watcher]]:
+def steps(monkeypatch, tmp_path):
     """Judges with steps that only note that they were made. counted: the ceiling of the run is believed."""
 
     def made(
@@ -302,8 +302,8 @@ def steps(monkeypatch, tmp_path: Path) -> Callable[..., tuple[Any, list[str], Wa
         monkeypatch.setattr(procedure, "_check", lambda *_: failed)
         monkeypatch.setattr(procedure, "_calls", lambda *_: "calls")
         monkeypatch.setattr(procedure, "_run", run)
-        monkeypatch.setattr(procedure.verdict, "ceiling_is_wrong", lambda _: not counted)
-        monkeypatch.setattr(procedure.verdict.Ruling, "of_run", of_run)
+        monkeypatch.setattr("harness.judge.verdict.ceiling_is_wrong", lambda _: not counted)
+        monkeypatch.setattr("harness.judge.verdict.Ruling.of_run", of_run)
         watcher, asked = Watcher(), replace(ASKED, candidate=tmp_path / "mine.py", isolated=isolated)
         return procedure.judge(asked, ("harness", "judge"), watcher), done, watcher
 

@@ -52,7 +52,7 @@ def context(op: Op, n: int = 6, **choices: str) -> Context:
     return Context(case, torch.float32, torch.device("cpu"), torch.Generator().manual_seed(1), op)
 
 
-def buffers(op: Op, ctx: Context) -> SimpleNamespace:
+def buffers(op, ctx):
     """A set of buffers of a case."""
     found = SimpleNamespace(**op.make(ctx))
     vars(found).update(op.variants["candidate"].encode(ctx, found))
@@ -105,7 +105,7 @@ def test_a_tensor_on_another_device_is_the_same_in_all_sets() -> None:
     assert [one.name for one in op.inputs] == ["x0"]
 
 
-def test_sets_are_drawn_by_seeds_that_nobody_guesses() -> None:
+def test_sets_are_drawn_by_seeds_that_nobody_guesses():
     asked: list[int] = []
 
     class Seeded(Scaled):
@@ -152,7 +152,7 @@ def test_arguments_that_are_no_sizes_are_choices() -> None:
     assert torch.equal(op.variants["eager"].prepare(ctx)(t := buffers(op, ctx))[0], t.x0 * 3)
 
 
-def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch) -> None:
+def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch):
     compiled: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append({}))
@@ -177,7 +177,7 @@ def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch) 
 # ---- What is right.
 
 
-def complains(reference: Any, factor: float = 2.0, **more: Any) -> str | None:
+def complains(reference, factor=2.0, **more):
     """What is wrong with factor times x."""
     op = made(reference, sheet=surveyed(reference, **more))
     ctx = context(op)
@@ -227,7 +227,7 @@ def test_the_form_s_own_check_counts_and_decides_where_nothing_is_more_precise()
         (lambda x: x.contiguous(), lambda x: x.contiguous(), False),
     ],
 )
-def test_outputs_in_another_order_in_memory_are_noted_once(made_as, given, warned: bool) -> None:
+def test_outputs_in_another_order_in_memory_are_noted_once(made_as, given, warned):
     x = torch.arange(6.0).reshape(2, 3)
     form = _op.data.described(made_as(x))
     ctx: Any = SimpleNamespace(notes=[])
@@ -236,7 +236,7 @@ def test_outputs_in_another_order_in_memory_are_noted_once(made_as, given, warne
     assert [note.code for note in ctx.notes] == [STRIDES] * warned
 
 
-def test_the_order_of_outputs_is_looked_at_where_they_are_checked() -> None:
+def test_the_order_of_outputs_is_looked_at_where_they_are_checked():
     class Square(Scaled):
         def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
             return [one.reshape(2, -1) for one in super().inputs(arguments, seed)[:2]] + [{"scale": 2}]
@@ -249,7 +249,7 @@ def test_the_order_of_outputs_is_looked_at_where_they_are_checked() -> None:
     assert [note.code for note in ctx.notes] == [STRIDES]
 
 
-def test_dimensions_of_one_element_and_empty_outputs_have_no_order() -> None:
+def test_dimensions_of_one_element_and_empty_outputs_have_no_order():
     ctx: Any = SimpleNamespace(notes=[])
     one, empty = torch.ones(1, 3, 2).transpose(1, 2), torch.ones(3, 2, 0).transpose(0, 1)
     for x, strides in ((one, (99, 1, 2)), (empty, (2, 1, 1))):
@@ -261,7 +261,7 @@ def test_dimensions_of_one_element_and_empty_outputs_have_no_order() -> None:
 # ---- The reference may not be changed.
 
 
-def test_modules_beside_the_reference_are_noted_when_it_is_loaded(monkeypatch, tmp_path) -> None:
+def test_modules_beside_the_reference_are_noted_when_it_is_loaded(monkeypatch, tmp_path):
     loads = itertools.count(1)
     noted: list[str] = []
     monkeypatch.setattr(intact, "remember", lambda modules: noted.extend(module.__name__ for module in modules))

@@ -27,7 +27,7 @@ def sources() -> list[Source]:
 
 
 @pytest.fixture
-def settling(monkeypatch, sources: list[Source], tmp_path: Path) -> Callable[..., Asked]:
+def settling(monkeypatch, sources, tmp_path):
     """Gives a request whose candidate is a file; what is asked of a process ends as `answers` says."""
 
     def made(name: str, answers: Callable[..., dict[str, Any]], **more: Any) -> Asked:

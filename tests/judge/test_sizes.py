@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import count, islice
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_coarse_size_is_a_multiple_of_a_sixteenth_of_what_divides_it(size, par
 
 def test_eight_tries_are_of_any_size_and_every_fourth_changes_one_size(monkeypatch):
     asked: list[bool] = []
-    other = count(1000)
+    other: Iterator[int] = count(1000)
 
     def one(_: int, rng: random.Random, *, coarse: bool) -> int:
         asked.append(coarse)

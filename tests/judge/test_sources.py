@@ -55,7 +55,7 @@ def test_whether_a_file_adds_variants(tmp_path: Path, text: str, adds: bool) -> 
     assert read(tmp_path, text).adds is adds
 
 
-def test_what_is_no_python_defines_nothing() -> None:
+def test_what_is_no_python_defines_nothing():
     found = sources.Source(Path("candidate.json"))
     assert (found.names, found.functions, found.public, found.adds) == (set(), {}, [], False)
 

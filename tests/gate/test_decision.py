@@ -121,6 +121,14 @@ def test_the_second_look_has_most_of_the_level() -> None:
     assert sum(looks.LOOK_ALPHAS) <= gate.ALPHA
 
 
+def test_levels_of_all_looks_add_up_to_what_they_may_spend() -> None:
+    """The first two have the whole level for OK each, later ones as much again together."""
+    assert [looks.pass_level(look) for look in range(1, 6)] == [0.05, 0.05, 0.025, 0.0125, 0.00625]
+    assert [looks.look_alpha(look) for look in range(1, 5)] == [0.001, 0.003, 0.001, 0.0005]
+    every = range(1, looks.MOST_LOOKS + 1)
+    assert sum(map(looks.look_alpha, every)) <= looks.PAIRS_ALPHA
+
+
 def test_holm_among_suspects() -> None:
     changes = spread(-0.0165, 0.004, 10)  # p = 0.0003
     assert looked(changes, 2, suspects=5).outcome == "regressed"

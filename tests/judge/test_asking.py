@@ -48,12 +48,12 @@ def test_errors_of_the_harness_keep_their_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "3", "null", "[1]", "[" * 100_000, '{"a": '])
 @pytest.mark.parametrize(
     ("status", "ended"),
-    [(0, "exit status 0"), (7, "exit status 7"), (-9, "signal SIGKILL"), (-200, "signal 200")],
+    [(0, "exit status 0"), (7, "exit status 7"), (-1, "signal SIGHUP"), (-9, "signal SIGKILL"), (-200, "signal 200")],
 )
 def test_what_is_no_answer_is_none(tmp_path: Path, text: str, status: int, ended: str) -> None:
     (tmp_path / "answer").write_text(text)
     with pytest.raises(asking.AnswerError) as raised:
-        asking._read(tmp_path / "answer", status, "first\nlast \x1b[31m\n\n")
+        asking._read(tmp_path / "answer", status, "first\nsecond\nlast \x1b[31m\n\n")
     assert str(raised.value) == f"the process ended by {ended} last \ufffd[31m"
     with pytest.raises(asking.AnswerError, match=f"^the process ended by {ended}$"):
         asking._read(tmp_path / "none", status, "")

@@ -141,6 +141,20 @@ def test_a_round_of_several_kinds_is_told_by_one_of_each(monkeypatch):
     assert made == [(["p"], kind, 6, 0) for kind in (*KINDS, "nan")]
 
 
+def test_what_is_wrong_with_two_kinds_is_told_by_the_one_that_is_wrong_alone(monkeypatch):
+    def of(*kinds: str) -> extremes.Round:
+        return extremes.Round(kinds, lambda tensors: setattr(tensors, "kinds", kinds))
+
+    monkeypatch.setattr(extremes, "rounds", lambda *_: iter([of("zeros", "nan")]))
+    monkeypatch.setattr(extremes, "single", lambda *_: map(of, ("zeros", "nan")))
+    monkeypatch.setattr(extremes.check, "make_inputs", lambda _: SimpleNamespace(x=torch.ones(3)))
+    ctx: Any = SimpleNamespace(generator=torch.Generator())
+    said = extremes.complaint(
+        ctx, SimpleNamespace(), lambda tensors: "off" if "nan" in tensors.kinds else None, thorough=False
+    )
+    assert said == f"where inputs have {extremes.KINDS['nan']}: off"
+
+
 def test_tensors_of_a_list_are_shifted_against_each_other_and_a_check_is_enough():
     def places(**of: Any) -> list[tuple[int, int | None]]:
         known = {"extremes": None, "make": None, "reference": None, "check": print, "inputs": (Tensor("x", ("N",)),)}

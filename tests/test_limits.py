@@ -313,8 +313,12 @@ def test_only_what_is_not_known_yet_is_measured_and_kept_with_the_rest():
 
 
 def test_kept_limits_know_the_cache_of_the_machine():
+    """The cache of the device that cases run on, the first one; without streams there is no cache to look through."""
     limits.ready(FakeDevice(), Needs())
-    assert limits.recall(FakeDevice().machine()).cache_bytes == FakeDevice.cache_bytes
+    machine = FakeDevice().machine()
+    other = replace(machine, devices=(*machine.devices, replace(machine.devices[0], cache_bytes=1)))
+    assert limits.recall(other).cache_bytes == FakeDevice.cache_bytes
+    assert limits.ready(FakeDevice(), Needs(streams=False, kinds=("float32",))).cache_bytes == 0
 
 
 def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from harness import limits
 from harness.devices import Batch, MatrixProduct, Ring
@@ -85,7 +87,7 @@ def test_streams_are_repeated_in_what_half_of_the_free_memory_holds(measured, mo
     device = FakeDevice()
     device.free_bytes = lambda: free
     limits._repeated(device, [point for point in measured.best if point.moved <= 2**13], 2**16)
-    limits._repeated(device, [StreamPoint(2**12, 2**12, 1.0, "fast")], 2**16)
+    limits._repeated(device, [StreamPoint(2**n, 2**n, 1.0, "fast") for n in (11, 12)], 2**16)
     assert made[-1] == memory
 
 
@@ -118,6 +120,8 @@ def test_a_stream_is_timed_until_its_median_is_sure(samples, rounds, median):
 
     class Scripted(FakeDevice):
         def batch(self, calls, *, timer: Timer, keep: int, seconds: float, group: Group = ALONE) -> Batch:
+            assert (keep, seconds) == (1, 2e-3)
+
             def run(count: int) -> list[float]:
                 taken.append(count)
                 return [samples[number % len(samples)] for number in range(count)]
@@ -192,3 +196,47 @@ def test_a_link_s_time_is_the_median_of_five_loops_of_ten():
     ring = Ring(2, 2**10, "ring", lambda: lambda times: asked.append(times) or next(taken))
     assert limits._link(ring).seconds == 3.0
     assert asked == [10] * 5
+
+
+def test_products_and_rings_begin_with_the_memory_that_is_free():
+    """What streams and products before them have left is given back."""
+
+    class Told(FakeDevice):
+        def release(self) -> None:
+            self.log.append("release")
+
+    device = Told()
+    limits.measure(device, Needs(streams=False, kinds=("float32", "float16"), worlds=(2, 4)))
+    done = [word for word, _ in itertools.groupby(device.log)]
+    assert done == ["release", "float32", "release", "float16", "release", "ring of 2", "release", "ring of 4"]
+
+
+def test_steps_that_are_left_out_are_told_as_done():
+    told: list[float] = []
+    device = FakeDevice()
+    device.stream_seconds, device.stream_sizes = 0.0, (2**12, 2**13, 2**14, 2**15, 2**16, 2**17, 2**18)
+    limits.measure(device, Needs(kinds=("float32",)), lambda _, share: told.append(share))
+    assert told == [step / 8 for step in range(8)]
+
+
+def test_the_first_step_of_a_second_run_is_the_probe():
+    limits.ready(FakeDevice(), Needs())
+    told: list[tuple[str, float]] = []
+    limits.ready(FakeDevice(), Needs(), progress=lambda *said: told.append(said))
+    assert told == [("checking whether the machine is as it was", 0.0)]
+
+
+def test_each_stream_is_repeated_once_at_the_end(measured):
+    found = limits.again(device := FakeDevice(), measured)
+    assert len(device.log) == len(found.end) > 0
+
+
+def test_streams_have_random_numbers_of_a_block_whatever_their_size(monkeypatch):
+    assert limits._Arena(FakeDevice(), 2**16).data.unique().numel() > 2**13
+    drawn: list[int] = []
+    rand = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda count, **of: drawn.append(count) or rand(count, **of))
+    monkeypatch.setattr(limits, "_RANDOM", 6000)
+    for size in (2**14, 2**16):
+        limits._Arena(FakeDevice(), size)
+    assert drawn == [5 * 2**12 // 4, 6000]

@@ -217,6 +217,12 @@ def test_moved_bandwidth_is_shown_where_the_variant_moves_more() -> None:
     assert not METRICS["moved_bandwidth"].shown(subject(measured(traffic=Traffic(2000, 2000))))
 
 
+def test_bytes_that_are_sent_are_told_where_there_are_some() -> None:
+    sent = METRICS["sent_bytes"].value
+    assert sent(subject(measured(work=Work(200, 200, sent=1500)))) == 1500
+    assert sent(subject(measured())) is sent(subject(measured(work=None))) is None
+
+
 # ---- A metric from outside.
 
 

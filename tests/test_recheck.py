@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
 from harness.measure import Sampler, measure
-from harness.model import Case, Job, Measurement, Timer, Timing
+from harness.model import Cache, Case, Job, Measurement, Timer, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.rotation import Call
 
@@ -50,7 +51,12 @@ class Graphs(Cpu):
 
 
 def measured(
-    launch: Callable[[Tensors], Any], *, inplace: bool = False, returns: bool = False, device: Cpu | None = None
+    launch: Callable[[Tensors], Any],
+    *,
+    inplace: bool = False,
+    returns: bool = False,
+    device: Cpu | None = None,
+    cache: Cache = "cold",
 ) -> Measurement:
     sheet = Op(
         "twice",
@@ -66,7 +72,7 @@ def measured(
     def candidate(_: Context) -> Launch:
         return launch
 
-    return measure(Job(CASE, Timing(max_time=0.05)), sheet, device or Graphs())
+    return measure(Job(replace(CASE, cache=cache), Timing(max_time=0.05)), sheet, device or Graphs())
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -102,8 +108,10 @@ def test_results_that_a_graph_keeps_are_found():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_calls_that_go_on_from_the_last_one_are_followed():
-    found = measured(lambda t: t.x.mul_(2), inplace=True)
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_calls_that_go_on_from_the_last_one_are_followed(cache):
+    """Also where all calls are on a single set of buffers."""
+    found = measured(lambda t: t.x.mul_(2), inplace=True, cache=cache)
     assert (found.status, found.error) == ("ok", None)
 
 
@@ -121,6 +129,20 @@ def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
     found = measured(launch, inplace=True)
     assert found.status == "wrong"
     assert "(found in the timed calls" in found.error
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_call_that_is_always_wrong_after_others_on_the_same_buffers_is_found():
+    """Another set, which gets as many calls, has the same values then."""
+    made: dict[int, int] = {}
+
+    def launch(t: Tensors) -> None:
+        number = made[id(t)] = made.get(id(t), 0) + 1
+        t.x.mul_(2 if number % PASSES else 3)
+
+    found = measured(launch, inplace=True)
+    assert found.status == "wrong"
+    assert f"call {PASSES} on the same buffers: x: " in found.error
 
 
 @pytest.mark.parametrize("every", [1, 2])

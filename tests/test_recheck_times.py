@@ -132,6 +132,7 @@ def test_the_fewer_rounds_the_more_calls_on_new_inputs_must_take(setting, rounds
     are_slower = setting().recheck._are_slower
     assert are_slower([1.01 * limit] * rounds, [1.0] * rounds)
     assert not are_slower([0.99 * limit] * rounds, [1.0] * rounds)
+    assert not are_slower([limit] * rounds, [1.0] * rounds), "the limit itself is within it"
     assert not are_slower([2.0] * (rounds - 1) + [1.0], [1.0] * rounds), "one round is as fast"
 
 
@@ -168,6 +169,15 @@ def test_a_second_is_always_taken_for_new_inputs(setting, renewal, rounds):
     found = setting(lambda *_: 10 * US, sets=1, renewal=renewal)
     assert found.recheck.novelty(0.01) is None
     assert found.rounds == rounds
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(7.99, []), (8.0, [1])])
+def test_the_time_of_a_call_counts_in_the_time_of_a_round(setting, seconds, batches):
+    """A call of the graph takes a second: four rounds of two calls take eight. The first renewal is awaited."""
+    found = setting(each=1.0)
+    found.recheck.novelty(seconds)
+    assert found.device.batches == batches
+    assert (found.rotation.done[0], found.device.waited) == (("renew", [0]), 1)
 
 
 def test_so_many_calls_are_made_anew_as_seven_rounds_have_time_for(setting):
@@ -220,6 +230,11 @@ def test_the_best_of_all_rounds_is_compared(setting):
     assert alone.recheck.novelty(10.0) is None, "a single call was quick once before"
     again = setting(lambda _, number: (30 if number != 13 else 10) * US, passes=2, graph=[80 * US] * 7)
     assert again.recheck.novelty(10.0) is None, "a single call is quick once when it is measured again"
+    for quick in ((True, 1), (False, 1)):
+        second = setting(lambda *call, quick=quick: (10 if call == quick else 30) * US, passes=2, graph=[80 * US] * 7)
+        assert second.recheck.novelty(10.0) is None, "the first round that counts is the second one"
+    first = setting(lambda _, number: (30 if number else 10) * US, passes=2, graph=[80 * US] * 7)
+    assert "share their work" in first.recheck.novelty(10.0), "the first round doesn't count"
     graph = setting(lambda *_: 30 * US, passes=2, graph=[*[240 * US] * 6, 80 * US])
     assert "share their work" in graph.recheck.novelty(10.0)
 
@@ -228,14 +243,6 @@ def test_a_graph_that_was_quick_once_is_measured_again_and_then_believed(setting
     found = setting(lambda *_: 30 * US, passes=2, graph=[240 * US] * 7)
     assert found.recheck.novelty(10.0) is None
     assert next(found.graph, None) is None, "all seven rounds are made"
-
-
-def test_calls_that_are_slow_only_until_caches_hold_their_inputs_are_believed(setting):
-    """Single calls come twice in a row: the first on inputs that were written just before."""
-    found = setting(
-        lambda is_new, number: (10 if number >= 8 and number % 2 else 30) * US, passes=2, graph=[80 * US] * 7
-    )
-    assert found.recheck.novelty(10.0) is None
 
 
 @pytest.mark.parametrize(
@@ -255,6 +262,11 @@ def test_what_is_saved_must_be_a_half_and_fifty_microseconds(once, each, calls, 
     assert recheck._is_saving(once * US, each * US, calls) is found
 
 
+def test_what_is_saved_may_be_the_limit_itself():
+    assert recheck._is_saving(1.5, 1.0, 1)
+    assert recheck._is_saving(50e-6, 0.0, 1)
+
+
 def test_no_work_is_shared_where_each_call_is_in_the_graph_once_or_there_is_none(setting):
     for said in ({"passes": 1}, {"passes": 2, "replay": False}):
         assert setting(lambda *_: 90 * US, **said).recheck.novelty(10.0) is None
@@ -269,8 +281,8 @@ def test_the_first_call_is_not_made_alone_where_that_says_nothing_or_takes_long(
 
 def test_the_first_call_is_made_alone_up_to_twenty_milliseconds(setting, monkeypatch):
     found = setting(each=19.9e-3, sets=12)
-    monkeypatch.setattr(found.recheck, "_result", lambda *what: f"looked at {what}")
-    assert found.recheck.alone() == "looked at (0, None, 1)"
+    monkeypatch.setattr(found.recheck, "_result", lambda *what: f"looked at {what} after {found.device.waited} waits")
+    assert found.recheck.alone() == "looked at (0, None, 1) after 1 waits"
     others = [1, 2, 3, 4, 5, 6, 7]
     assert found.rotation.done == [("chosen", 8), ("renew", [0]), ("poison", others), ("poison", [0])]
     assert found.device.batches == [1]
@@ -286,7 +298,7 @@ def test_calls_without_a_graph_are_made_again_for_as_many_sets_as_there_is_time_
     assert setting(each=10e-3, sets=12).recheck._most(seconds) == 8, "a graph makes all calls again"
 
 
-@pytest.mark.parametrize(("seconds", "compared"), [(0.0, 1), (2.5, 3), (100.0, 4)])
+@pytest.mark.parametrize(("seconds", "compared"), [(0.0, 1), (2.0, 2), (2.5, 3), (100.0, 4)])
 def test_one_set_is_compared_and_more_while_there_is_time(setting, monkeypatch, seconds, compared):
     found = setting(graph=[0.0])
     seen: list[int] = []

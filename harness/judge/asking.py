@@ -59,20 +59,20 @@ def ask(
 def _read(answer: Path, status: int, said: str) -> dict[str, Any]:
     """The answer in a file."""
     try:
-        found = json.loads(foreign.read(answer, _MOST_BYTES))
-    except (OSError, ValueError):
+        found = dict(json.loads(foreign.read(answer, _MOST_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):  # code of others may have written it
         last = said.strip().splitlines()[-1:]
         known = {number.value: number.name for number in signal.Signals}
         how = f"signal {known.get(-status, -status)}" if status < 0 else f"exit status {status}"
         raise AnswerError(brief(foreign.printable(" ".join([f"the process ended by {how}", *last])))) from None
     if "error" in found:
         raise _error(found)
-    return dict(found)
+    return found
 
 
 def _error(found: Mapping[str, Any]) -> Exception:
     """What the process raised."""
     text, advice = foreign.printable(str(found["error"])), foreign.printable(str(found.get("advice", "")))
     kinds: dict[int, type[HarnessError]] = {Exit.USAGE: UsageError, Exit.ENVIRONMENT: MachineError}
-    kind = kinds.get(int(found.get("code", 0)))
+    kind = next((kind for code, kind in kinds.items() if code == found.get("code")), None)
     return kind(text, advice) if kind else AnswerError(text)

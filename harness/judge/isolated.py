@@ -78,7 +78,7 @@ def _problems(found: Any) -> Iterator[tuple[str, ...]]:
     yield from _keys("the manifest", found, _KEYS)
     if not isinstance(found, dict):
         return
-    source = found.get("source", ".cu")
+    source = found.get("source", "k.cu")
     if not isinstance(source, str) or Path(source).suffix not in SUFFIXES:
         yield "source", "isn't the name of a file", f"a name ends in {' or '.join(SUFFIXES)}"
     if not _are_macros(found.get("macros", {})):

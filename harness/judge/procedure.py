@@ -174,8 +174,10 @@ def _setting(op: Op, sizes: Mapping[str, int]) -> Setting:
         raise UsageError(f"--sizes: op '{op.name}' has no size '{unknown}'", nearest(unknown, op.symbols))
     found = dict(sizes)
     for symbol, text in op.defaults.items():
+        if symbol in found:
+            continue
         try:
-            found.setdefault(symbol, evaluate(text, found))
+            found[symbol] = evaluate(text, found)
         except ExpressionError as error:
             raise UsageError(f"--sizes: '{symbol}' of op '{op.name}' isn't known: {error}", "name it, too") from None
     if missing := next((symbol for symbol in op.symbols if symbol not in found), None):

@@ -31,9 +31,10 @@ def drawn(sizes: Mapping[str, int], rng: random.Random) -> Iterator[dict[str, in
 
 def _one(size: int, rng: random.Random, *, coarse: bool) -> int:
     """Another size: 1, a neighbour, or anything between. coarse: a multiple of a power of two that divides the size."""
+    size = max(size, 1)
     if coarse:
         part = max(math.gcd(size, 2**20) // _PLACES, 1)
-        return part * rng.randint(1, max(1, size // part))
+        return part * rng.randint(1, size // part)
     # By logarithms, so that small sizes come as often as large ones.
-    between = round(math.exp(rng.uniform(0.0, math.log(max(size, 1)))))
-    return max(1, rng.choice([1, size - 1, size + 1, between, between, between | 1, rng.randint(1, max(size, 1))]))
+    between = round(math.exp(rng.uniform(0.0, math.log(size))))
+    return max(1, rng.choice([1, size - 1, size + 1, between, between, between | 1, rng.randint(1, size)]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import explain, metrics, units
-from harness.errors import Exit, UsageError, brief
+from harness.errors import Exit, brief
 from harness.judge.records import CANDIDATE, STRIDES, Asked, Calls, Checked, Judgement, Sheet, Timed, Verdict
 from harness.model import FAILED, Measurement, Result, Run
 from harness.model.measurement import by_group
@@ -183,10 +183,7 @@ def _timed(run: Run, group: Sequence[Result]) -> Timed:
 
 def _reason(run: Run, case: str) -> str:
     """Why the candidate isn't faster, as far as that is known without counters."""
-    try:
-        known = explain.known(run, case)
-    except UsageError:
-        return ""
+    known = explain.known(run, case)
     return explain.verdict(known, explain.explain(known))
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +121,14 @@ def test_the_second_look_has_most_of_the_level() -> None:
     assert sum(looks.LOOK_ALPHAS) <= gate.ALPHA
 
 
+def test_levels_of_all_looks_add_up_to_what_they_may_spend() -> None:
+    """The first two have the whole level for OK each, later ones as much again together."""
+    assert [looks.pass_level(look) for look in range(1, 6)] == [0.05, 0.05, 0.025, 0.0125, 0.00625]
+    assert [looks.look_alpha(look) for look in range(1, 5)] == [0.001, 0.003, 0.001, 0.0005]
+    every = range(1, looks.MOST_LOOKS + 1)
+    assert sum(map(looks.look_alpha, every)) <= looks.PAIRS_ALPHA
+
+
 def test_holm_among_suspects() -> None:
     changes = spread(-0.0165, 0.004, 10)  # p = 0.0003
     assert looked(changes, 2, suspects=5).outcome == "regressed"
@@ -153,12 +161,30 @@ def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
     assert more.outcome == ("regressed" if mean < MARGIN.limit else "ok")
 
 
+def told(value, margin):
+    """The pairs that would decide about a case whose centre is there, and what they were asked to tell."""
+    asked: list[tuple[float, ...]] = []
+    centre: Any = SimpleNamespace(value=value, count_to_tell=lambda *what: asked.append(what) or 15)
+    return gate._pairs_to_tell(centre, margin, 0.001), asked
+
+
+def test_pairs_are_told_for_the_decision_that_the_centre_is_on_the_way_to() -> None:
+    """Fifteen are needed, so twenty, at which the gate looks. OK takes a level of 5%, a loss the level of the test."""
+    limit, power = MARGIN.limit, (0.9, TELL_MOST)
+    assert told(-0.001, MARGIN) == (20, [(limit, looks.PASS_LEVEL, *power)])
+    assert told(-0.02, MARGIN) == (20, [(limit, 0.001, *power)])
+    noisy = Margin(0.01, 0.5)
+    assert told(0.0, noisy) == told(noisy.fail_limit + 0.01, noisy) == (None, [])
+    assert told(noisy.fail_limit - 0.01, noisy) == (20, [(noisy.fail_limit, 0.001, *power)])
+
+
 def test_cases_with_too_few_pairs_are_left_out() -> None:
     changes = {"a": [0.0] * 10, "b": [0.0] * 2, "c": []}
     margins = dict.fromkeys(changes, MARGIN)
     assert list(gate.looked(changes, margins, 1, 3)) == ["a"]
     assert list(gate.stored(changes, margins)) == ["a"]
     assert list(gate.decided(changes, changes, margins)) == ["a"]
+    assert gate.SCREEN_PAIRS >= gate.LEAST_PAIRS, "a screen decides"
 
 
 # --- stored runs ---

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import MachineError, UsageError
 from harness.judge import asking, child
 
 
@@ -42,6 +43,34 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 def test_errors_of_the_harness_keep_their_kind(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="isn't a file of Python"):
         asking.ask("export", {"file": str(tmp_path / "none.txt")}, 60.0)
+
+
+@pytest.mark.parametrize("text", ["", "3", "null", "[1]", "[" * 100_000, '{"a": '])
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [(0, "exit status 0"), (7, "exit status 7"), (-1, "signal SIGHUP"), (-9, "signal SIGKILL"), (-200, "signal 200")],
+)
+def test_what_is_no_answer_is_none(tmp_path: Path, text: str, status: int, ended: str) -> None:
+    (tmp_path / "answer").write_text(text)
+    with pytest.raises(asking.AnswerError) as raised:
+        asking._read(tmp_path / "answer", status, "first\nsecond\nlast \x1b[31m\n\n")
+    assert str(raised.value) == f"the process ended by {ended} last \ufffd[31m"
+    with pytest.raises(asking.AnswerError, match=f"^the process ended by {ended}$"):
+        asking._read(tmp_path / "none", status, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(2, UsageError), (4, MachineError), (0, asking.AnswerError), ("2", asking.AnswerError), ([2], asking.AnswerError)],
+)
+def test_an_error_in_an_answer_is_of_its_kind(tmp_path: Path, code: object, kind: type[Exception]) -> None:
+    (tmp_path / "answer").write_text(json.dumps({"error": "no \x1b", "advice": "mend", "code": code}))
+    with pytest.raises(kind, match="no \ufffd") as raised:
+        asking._read(tmp_path / "answer", 0, "")
+    assert getattr(raised.value, "advice", "mend") == "mend"
+    (tmp_path / "answer").write_text('{"error": 3}')
+    with pytest.raises(asking.AnswerError, match="3"):
+        asking._read(tmp_path / "answer", 0, "")
 
 
 def test_every_action_has_a_name() -> None:

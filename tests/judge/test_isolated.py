@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,11 @@ import torch
 from harness.cuda.compile import compile_verbose
 from harness.errors import InputError, MachineError, UsageError
 from harness.judge import Asked, isolated
-from harness.judge.forms import form_of
-from harness.judge.records import Sheet
+from harness.judge.forms import form_of, ops
+from harness.judge.records import Sheet, Sized
 from harness.judge.sources import Source
 from harness.model import Case
-from harness.ops import Context, Op, Tensor, find
+from harness.ops import ITEMSIZE, Context, Op, Tensor, find
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "judged_softmax.json"
 KERNEL = {"entry": "k", "grid": ["cdiv(N, 256)"], "block": 256, "arguments": ["x", "y", {"int64": "N"}]}
@@ -92,13 +93,86 @@ def test_launches_are_made_as_the_manifest_says(monkeypatch) -> None:
         ({"kernels": [KERNEL | {"arguments": "x"}]}, "kernels[0].arguments: isn't a list"),
         ({"kernels": [KERNEL | {"arguments": [{"int128": 1}]}]}, "kernels[0].arguments[0]: isn't an argument"),
         ({"kernels": [KERNEL | {"arguments": [{"int32": 1.5}]}]}, "kernels[0].arguments[0]: isn't an argument"),
-        ({"kernels": [{"entry": "k"}]}, "kernels[0]: has no 'grid' (add it)"),
+        ({"kernels": [KERNEL] * 65}, "kernels: isn't a list of kernels (1 to 64 are allowed)"),
+        ({"macros": {"T": {"float32": "float", "float16": ["__half"]}}}, "macros: aren't macros"),
+        ({"macros": {"T": True}}, "macros: aren't macros"),
+        ({"macros": {"1T": 3}}, "macros: aren't macros"),
+        ({"scratch": {"sums": {"shape": ["N", 1.5], "dtype": "float32"}}}, "scratch: isn't scratch memory"),
+        ({"scratch": {"sums": {"shape": "N", "dtype": "float32"}}}, "scratch: isn't scratch memory"),
+        ({"scratch": {"sums": {"shape": ["N"], "dtype": "float31"}}}, "scratch: isn't scratch memory"),
+        ({"scratch": {"sums": {"shape": ["N"], "dtype": 4}}}, "scratch: isn't scratch memory"),
+        ({"scratch": {"sums": {"shape": ["N"], "dtype": "int8", "fill": 0}}}, "scratch: isn't scratch memory"),
+        ({"kernels": [KERNEL | {"grid": []}]}, "kernels[0].grid: isn't a grid"),
+        ({"kernels": [KERNEL | {"grid": ["N", 1.5]}]}, "kernels[0].grid: isn't a grid"),
+        ({"kernels": [KERNEL | {"arguments": [3]}]}, "kernels[0].arguments[0]: isn't an argument"),
+        ({"kernels": [KERNEL | {"arguments": ["x", {}]}]}, "kernels[0].arguments[1]: isn't an argument"),
+        ({"kernels": [KERNEL | {"arguments": [{"int32": 1, "int64": 1}]}]}, "kernels[0].arguments[0]: isn't an argu"),
+        ({"kernels": [KERNEL | {"arguments": [{"float32": True}]}]}, "kernels[0].arguments[0]: isn't an argument"),
+        ({"kernels": [KERNEL | {"arguments": [{"float32": ["1"]}]}]}, "kernels[0].arguments[0]: isn't an argument"),
     ],
 )
 def test_what_is_malformed_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as raised:
         isolated.parsed(json.dumps(MANIFEST | change), "k.json")
     assert any(problem.told.startswith(f"k.json: {said}") for problem in raised.value.problems)
+
+
+ALL = dict.fromkeys(ITEMSIZE, "T")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels": [KERNEL] * 64},
+        {"kernels": [KERNEL | {"grid": ["N", 2, "cdiv(N, N - 1)"], "shared": 0}]},  # only a size of 1 breaks it
+        {"kernels": [KERNEL | {"arguments": [{"float32": value} for value in ("p", 1, 0.5)] + [{"uint64": "N"}]}]},
+        {"macros": {"T": ALL, "PACK": 4, "NAME": "text"}},
+        {"scratch": {"sums": {"shape": ["N", 3], "dtype": "bfloat16"}, "one": {"shape": [], "dtype": "int8"}}},
+    ],
+)
+def test_what_is_allowed(change: dict[str, Any]) -> None:
+    assert isolated.parsed(json.dumps(MANIFEST | change), "k.json") == MANIFEST | change
+
+
+@pytest.mark.parametrize("key", ["source", "kernels", "entry", "grid", "block", "arguments"])
+def test_what_is_missing_is_told(key: str) -> None:
+    kernel = {name: value for name, value in KERNEL.items() if name != key}
+    manifest = {name: value for name, value in {**MANIFEST, "kernels": [kernel]}.items() if name != key}
+    with pytest.raises(InputError) as raised:
+        isolated.parsed(json.dumps(manifest), "k.json")
+    place = "the manifest" if key in MANIFEST else "kernels[0]"
+    assert raised.value.problems[0].told == f"k.json: {place}: has no '{key}' (add it)"
+    assert len(raised.value.problems) == (2 if key == "kernels" else 1)
+
+
+def test_a_manifest_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"k\.json: can't be read"):
+        isolated.read(tmp_path / "k.json")
+
+
+def test_a_kernel_of_machine_code_is_loaded_from_its_file(tmp_path, monkeypatch):
+    (tmp_path / "candidate.cubin").write_bytes(b"code")
+    asked: list[tuple[bytes, str]] = []
+    kernel = SimpleNamespace(facts="facts")
+    monkeypatch.setattr(isolated.cuda, "Kernel", lambda *given: asked.append(given) or kernel)
+    made = op()
+    isolated.add(made, sheet(MANIFEST | {"source": "k.cubin"}))
+    monkeypatch.setattr(Op, "find", lambda _, name, beside: tmp_path / name if beside else None)
+    ctx = context(made, 4)
+    assert isolated._kernel(ctx, {"source": "k.cubin"}, "k") is kernel
+    assert (asked, ctx.kernels) == ([(b"code", "k")], ["facts"])
+
+
+def test_a_manifest_has_no_name_for_the_weights_of_a_model() -> None:
+    without, with_some = (replace(sheet(MANIFEST), timed=(Sized({}, {}, weights=weights),)) for weights in (0, 4))
+    isolated.add(op(), without)
+    with pytest.raises(UsageError, match="can't name the weights of a model"):
+        isolated.add(op(), with_some)
+
+
+def test_an_op_of_ours_gets_the_manifest_s_variant(monkeypatch) -> None:
+    monkeypatch.setattr(ops, "find", lambda _: op())
+    assert ops.op(sheet(MANIFEST)).variants["candidate"].devices == ("cuda",)
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[" * 100_000, "\xff"])
@@ -113,12 +187,20 @@ def test_what_isn_t_json_is_refused(text: str) -> None:
         ({"arguments": ["z"]}, "has the argument 'z', which is no tensor of op 'own'"),
         ({"grid": ["M"]}, "uses 'M', which op 'own' doesn't have"),
         ({"arguments": [{"int32": "Q"}]}, "uses 'Q', which op 'own' doesn't have"),
+        ({"shared": "4 * S"}, "uses 'S', which op 'own' doesn't have"),
     ],
 )
 def test_names_that_the_op_doesn_t_have(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as raised:
         isolated.add(op(), sheet(MANIFEST | {"kernels": [KERNEL | change]}))
     assert said in raised.value.message
+
+
+def test_scratch_memory_has_sizes_of_the_op() -> None:
+    scratch = {"sums": {"shape": ["N", "M"], "dtype": "float32"}}
+    with pytest.raises(InputError) as raised:
+        isolated.add(op(), sheet(MANIFEST | {"scratch": scratch}))
+    assert "scratch.sums: uses 'M', which op 'own' doesn't have" in raised.value.message
 
 
 def test_the_source_lies_beside_the_manifest(tmp_path: Path) -> None:

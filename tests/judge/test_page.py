@@ -90,6 +90,36 @@ def test_the_verdict_comes_first(judgement) -> None:
     assert lines[-2:] == ["Not promised", "  Nothing is promised."]
 
 
+def test_what_was_checked_and_where_stands_on_the_page(judgement) -> None:
+    case = "softmax/candidate/float32/M3-N5"
+    checked = (Checked(case, "out_of_memory", "too large", "given"), Checked(case, "ok", "nothing", "tested"))
+    lines = page.text(replace(judgement, checked=(*checked, Checked(case, "declined", "no")))).splitlines()
+    assert lines[5:8] == [
+        "  machine: A machine", "  seed: 7 (--seed 7 draws the same sizes)", "  The reference runs in float64.",
+    ]  # fmt: skip
+    assert lines[9:13] == [
+        "Checked",
+        f"  out of memory  {case} (given sizes): too large",
+        f"  ok  {case} (tested sizes)",
+        f"  declined  {case} (unseen sizes): no",
+    ]
+    assert "  warning: noisy: wide" in lines
+    without = page.text(replace(judgement, checked=(), machine="", form="")).splitlines()
+    assert "Checked" not in without
+    assert not any(line.startswith(("  machine", "  form")) for line in without)
+
+
+def test_a_case_without_a_time_says_why(judgement) -> None:
+    timed = Timed("softmax/candidate/float32/M1-N2", "out_of_memory", "too large", baselines={"eager": 4e-6})
+    lines = page.text(replace(judgement, timed=(timed,))).splitlines()
+    at = lines.index(timed.case)
+    assert lines[at + 1 : at + 3] == ["  out of memory: too large", "  torch, eager: 4.000 us"]
+
+
+def test_quotes_stay_as_they_are_in_markdown(judgement) -> None:
+    assert page.markdown(replace(judgement, line='isn\'t "y"')).startswith('# isn\'t "y"\n')
+
+
 def test_markdown_obeys_nothing_that_a_candidate_said(judgement) -> None:
     written = page.markdown(replace(judgement, line="wrong: <img src=x> [a](b)\n# head\x1b[31m `code`"))
     assert written.splitlines()[0] == "# wrong: &lt;img src=x&gt; \\[a\\](b) \\# head\ufffd\\[31m \\`code\\`"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.judge import Asked
+from harness.judge import Asked, Calls
+from harness.judge.records import STRIDES, Checked, Sheet
 from harness.judge.verdict import Ruling, ceiling_is_wrong, declines
-from harness.model import Case, Limits, Measurement, Run, Work
+from harness.model import Case, Header, Limits, Measurement, Run, StreamPoint, Warning, Work
 
 CASE = Case("judged", "candidate", "float32", (("N", 1024),), device="cpu")
 RULING = Ruling(Asked(Path("mine.py"), "cpu", 1), "", ())
@@ -46,6 +48,7 @@ def test_bounds_are_the_ends_of_both_intervals(header) -> None:
     spread = (timed("eager", 8, 3.0, 4.0, 5.0), timed("candidate", 8, 1.0, 2.0, 4.0))
     [one] = RULING.of_run(Run(header, spread), [], None).timed
     assert (one.speedup, one.speedup_low, one.speedup_high) == (2.0, 3.0 / 4.0, 5.0 / 1.0)
+    assert (one.time, one.low, one.high) == (2.0, 1.0, 4.0)
 
 
 def test_without_a_baseline_there_is_nothing_to_compare_with(header) -> None:
@@ -79,10 +82,121 @@ def test_a_ceiling_that_torch_beats_is_wrong(header) -> None:
 
 
 def test_more_than_the_machine_can_do_stands_in_the_line(header, monkeypatch) -> None:
-    from dataclasses import replace
-
-    from harness.model import StreamPoint
-
-    points = tuple(StreamPoint(size, size, size * 1.1, "memcpy", is_copy=True) for size in (2**2, 2**10))
-    run = Run(replace(header, limits=Limits(points)), (timed("eager", 8, 64.0), timed("candidate", 8, 32.0)))
+    run = Run(limited(header), (timed("eager", 8, 64.0), timed("candidate", 8, 32.0)))
     assert "110% of the ceiling (more than this machine can do: see below)" in RULING.of_run(run, [], None).line
+
+
+def limited(header: Header) -> Header:
+    """A machine that takes 1.1 seconds to read and write a byte."""
+    points = tuple(StreamPoint(size, size, size * 1.1, "memcpy", is_copy=True) for size in (2**2, 2**10))
+    return replace(header, limits=Limits(points))
+
+
+def test_the_line_has_the_least_and_the_greatest_share_of_the_ceiling(header):
+    both = (timed("candidate", 8, 64.0), timed("candidate", 16, 64.0))
+    line = RULING.of_run(Run(limited(header), both), [], None).line
+    assert line.endswith("55% to 110% of the ceiling (more than this machine can do: see below)")
+    alike = (timed("candidate", 8, 64.0), timed("candidate", 16, 128.0))
+    assert RULING.of_run(Run(limited(header), alike), [], None).line.endswith(", 55% of the ceiling")
+    assert [one.of_ceiling for one in RULING.of_run(Run(limited(header), both), [], None).timed] == [
+        pytest.approx(0.55), pytest.approx(1.1),
+    ]  # fmt: skip
+
+
+def test_a_case_says_why_it_is_not_faster(header):
+    [one] = RULING.of_run(Run(limited(header), (timed("candidate", 8, 64.0),)), [], None).timed
+    assert "ceiling" in one.reason
+
+
+def test_a_single_case_is_compared_with_the_fastest_baseline_by_its_name(header):
+    measured = (timed("eager", 8, 4.0), timed("compile", 8, 2.0), timed("candidate", 8, 1.0))
+    found = RULING.of_run(Run(header, measured), [], None)
+    assert found.line == "right, 2.00x [2.00, 2.00] torch.compile, no ceiling is known"
+
+
+def test_where_one_case_has_no_baseline_there_is_no_mean(header):
+    measured = (timed("eager", 8, 4.0), timed("candidate", 8, 1.0), timed("candidate", 16, 1.0))
+    found = RULING.of_run(Run(header, measured), [], None)
+    assert (found.speedup, found.line) == (None, "right, no time of torch to compare with, no ceiling is known")
+
+
+def few(variant: str, n: int, seconds: float) -> Measurement:
+    """A case with one sample, so without an interval."""
+    return replace(timed(variant, n, seconds), samples=(seconds,))
+
+
+@pytest.mark.parametrize(
+    ("torchs", "own"), [(timed, few), (few, timed), (few, few)], ids=["candidate's", "torch's", "both"]
+)
+def test_without_an_interval_there_are_no_bounds(header, torchs, own):
+    measured = (torchs("eager", 8, 4.0), own("candidate", 8, 2.0))
+    found = RULING.of_run(Run(header, measured), [], None)
+    [one] = found.timed
+    assert (one.speedup, one.speedup_low, one.speedup_high) == (2.0, None, None)
+    assert (one.low, one.high) == ((None, None) if own is few else (2.0, 2.0))
+    assert found.line == "right, 2.00x torch, no ceiling is known"
+
+
+@pytest.mark.parametrize(("limit", "code"), [(1.0, 0), (1.25, 0), (1.26, 1)])
+def test_only_what_is_surely_slower_than_asked_for_fails(header, limit, code):
+    """The upper bound of the speed-up is 1.25."""
+    ruling = Ruling(replace(RULING.asked, at_least=limit), "", ())
+    spread = (timed("eager", 8, 3.0, 4.0, 5.0), timed("candidate", 8, 4.0))
+    found = ruling.of_run(Run(header, spread), [], None)
+    assert found.code == code
+    assert found.line.endswith(f"; slower than --at-least {limit:g}x") == bool(code)
+
+
+def test_what_can_not_be_compared_is_not_as_fast_as_asked_for(header):
+    ruling = Ruling(replace(RULING.asked, at_least=0.1), "", ())
+    assert ruling.of_run(Run(header, (timed("candidate", 8, 1.0),)), [], None).code == 1
+    assert RULING.of_run(Run(header, (timed("candidate", 8, 1.0),)), [], None).code == 0
+
+
+def test_a_case_that_failed_is_told_before_one_that_is_unsupported(header):
+    other = Measurement(replace(CASE, shape=(("N", 8),)), "wrong", error="off by 1")
+    found = RULING.of_run(Run(header, (Measurement(CASE, "unsupported", error="no"), other)), [], None)
+    assert found.line == "wrong: off by 1 (judged/candidate/float32/N8)"
+
+
+SHEET = Sheet("kernelbench", "mine.py", "folder/theirs.py", "", "cpu", "float32", 1, "judged", notes=("a note",))
+
+
+def test_a_judgement_names_its_reference_and_what_can_not_be_promised():
+    found = replace(RULING, sheet=SHEET).ended("crashed", "why")
+    assert (found.form, found.reference, found.notes) == ("kernelbench", "theirs.py", ("a note",))
+    assert replace(RULING, sheet=replace(SHEET, form="ops", op="softmax")).ended("wrong", "").reference == "op softmax"
+    assert "Python can't hold code that wants to hide" in found.unpromised[0]
+    isolated = Ruling(replace(RULING.asked, isolated=True), "", ()).ended("crashed", "why")
+    assert "a kernel that writes out of its bounds" in isolated.unpromised[0]
+
+
+def test_the_line_says_what_a_reader_must_know_of_a_right_candidate(header):
+    def line(ruling: Ruling = RULING, warnings: tuple[Warning, ...] = (), calls: Calls | None = None) -> str:
+        measured = replace(timed("candidate", 8, 1.0), warnings=warnings)
+        return ruling.of_run(Run(header, (measured,)), [], calls).line.removeprefix(line_of_one)
+
+    line_of_one = RULING.of_run(Run(header, (timed("candidate", 8, 1.0),)), [], None).line
+    assert line(calls=Calls(("aten.mm",), (), True)) == "; it only calls torch"
+    assert not line(calls=Calls(("aten.mm",)))
+    assert line(replace(RULING, sheet=replace(SHEET, is_constant=True))) == (
+        "; the reference gives the same for other inputs"
+    )
+    assert not line(replace(RULING, sheet=SHEET))
+    assert line(warnings=(Warning("noisy", "wide"), Warning(STRIDES, "y0 has others"))) == (
+        "; its outputs lie in memory in another order than the reference's"
+    )
+    assert not line(warnings=(Warning("noisy", "wide"),))
+
+
+def test_sizes_that_a_candidate_declines(header):
+    declined, run = Measurement(CASE, "unsupported", error="no"), Run(header, (timed("candidate", 8, 1.0),))
+    right = Measurement(CASE, "ok")
+    said = "; it declines all sizes but the given ones"
+    found = RULING.of_run(run, [("tested", right), ("unseen", declined), ("unseen", declined)], None)
+    assert found.line.endswith(said)
+    assert [one.status for one in found.checked] == ["ok", "declined", "declined"]
+    assert found.checked[1] == Checked(CASE.id, "declined", "no", "unseen")
+    for checked in ([("unseen", declined), ("unseen", right)], [("given", right)], [("tested", declined)]):
+        assert not RULING.of_run(run, checked, None).line.endswith(said)
+    assert RULING.of_run(run, [("given", declined)], None).checked[0].status == "unsupported"

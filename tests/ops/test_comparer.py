@@ -60,6 +60,13 @@ def test_what_the_type_rounds_to_infinity_is_right():
     assert compared([INF], [65519], dtype=torch.float16)
 
 
+def test_an_infinity_is_right_where_an_allowed_number_rounds_to_it():
+    """Halves end at 65504; from 65520 on a number rounds to infinity."""
+    assert compared([INF, -INF, 1.0], [65500, -65500, 1], 25.0, dtype=torch.float16) is None
+    assert "element 0 is inf" in compared([INF, 1.0], [65500, 1], 15.0, dtype=torch.float16)
+    assert "element 0 is -inf" in compared([-INF], [65500], 25.0, dtype=torch.float16)
+
+
 def test_the_sign_of_a_zero_does_not_count():
     assert compared([-0.0], [0.0]) is None
 
@@ -123,6 +130,7 @@ def test_allowed_broadcasts_to_the_reference(allowed, wrong):
 def test_an_allowed_distance_that_is_not_a_number_allows_nothing():
     assert compared([1.0], [1.0], NAN) is None
     assert compared([1.5], [1.0], NAN)
+    assert judged([1.5], [1.0], NAN).wrong, "nor a multiple of it"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
@@ -217,6 +225,29 @@ def test_a_little_too_far_off_is_inexact_and_says_how_far():
     )
     assert judged([17 + 3 / 64], [17], 1 / 128, leeway=0).wrong
     assert judged([17 + 3 / 64], [17], 3 / 64) == comparer.Verdict()
+
+
+def test_of_several_inexact_elements_the_worst_is_told():
+    said = judged([17 + 3 / 64, 20 + 5 / 64], [17, 20], 1 / 128).inexact
+    assert "2 of 2 elements are further off than allowed, by up to 5 units" in said
+    assert "(10 times the tolerance); element 0 is" in said
+
+
+def test_less_than_a_unit_is_told_as_well():
+    assert "by up to 0.6 units in the last place" in judged([17.0], [17 + 0.6 / 64]).inexact
+
+    def part(name: str, units: float) -> Expected:
+        want = torch.tensor([17 + units / 64], dtype=torch.float64)
+        return Expected(name, torch.tensor([17.0], dtype=torch.float16), want)
+
+    assert comparer.judged([part("a", 0.6), part("b", 0.8)], 8.0).inexact.startswith("b: ")
+
+
+@pytest.mark.parametrize("other", [INF, -INF, NAN])
+def test_what_is_not_finite_is_no_part_of_a_typical_element(other):
+    """Halves at 2^-10 are 2^-20 apart."""
+    for units, wrong in ((8, False), (9, True)):
+        assert (judged([other, 2**-10 + units * 2**-20], [other, 2**-10]).wrong is not None) == wrong
 
 
 @pytest.mark.parametrize(

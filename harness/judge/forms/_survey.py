@@ -113,7 +113,7 @@ def _precision(reference: Reference, case: Sized, seed: int) -> tuple[bool, str]
         return False, f"{native}: in float64 its outputs have other sizes."
     if wrong := comparer.judged(compared(outputs, exact), check.LEEWAY).wrong:
         return False, f"{native}: float64 isn't what it rounds to ({wrong})."
-    if exact[0].dtype.itemsize < 8 and exact[0].dtype.is_floating_point:
+    if exact[0].dtype.itemsize < 8:
         return True, f"The reference runs with inputs in float64, and converts them to {plain} itself."
     return True, "The reference runs in float64."
 
@@ -134,7 +134,7 @@ def _is_constant(reference: Reference, case: Sized, seed: int) -> bool:
     if drawn and all(map(contract.same, drawn, others)):
         advice = "draw random numbers where inputs are made, and leave the seed to the harness"
         raise UsageError(f"{what} are the same for every seed, so a result that was kept would be right", advice)
-    if not drawn:
+    if not (drawn or case.buffers):  # an input that is never read looks like memory for outputs
         return False
     with exactly():
         first, second = (data.tensors(reference.call(copied(one))) for one in (values, other))

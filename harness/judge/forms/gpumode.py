@@ -60,7 +60,8 @@ def sheet(asked: Asked, source: Source) -> Sheet:
             "The reference stands in the candidate's own file, which could bend it: --reference FILE names another one."
         )
     cases = _cases(timed or ({},), tested)
-    folders = {str((home.file.parent / one.get("source", "")).resolve().parent) for one in task.get("files", ())}
+    files = [one["source"] for one in task.get("files", ()) if isinstance(one.get("source"), str)]
+    folders = {str((home.file.parent / file).resolve().parent) for file in files}
     return Sheet(
         form="gpumode",
         candidate=str(source.file.resolve()),

@@ -389,12 +389,12 @@ def test_the_parent_never_imports_torch() -> None:
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_faults_on_the_device_cost_their_own_case_alone(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
-    def fault(variant: str, n: int, timeout: float = 120.0) -> Job:
-        return job(variant, op="cuda_fault", n=n, timeout=timeout, device="cuda")
+    def fault(variant: str, n: int) -> Job:
+        return job(variant, op="cuda_fault", n=n, timeout=20.0 if variant == "endless" else 120.0, device="cuda")
 
     jobs = []
     for n, variant in enumerate(("out_of_bounds", "endless", "greedy"), 2**20):
-        jobs += [fault(variant, n, timeout=20.0 if variant == "endless" else 120.0), fault("fine", n)]
+        jobs += [fault(variant, n), fault("fine", n)]
     run = run_jobs(tmp_path / "run", *jobs, device="cuda")
     statuses = [m.status for m in run.measurements]
     assert statuses == ["crashed", "ok", "timeout", "ok", "out_of_memory", "ok"], [m.error for m in run.measurements]

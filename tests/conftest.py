@@ -193,7 +193,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(process_left_as_found: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_remembered(process_put_back: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
     for noted in ("_remembered", "_others", "_watched"):
         monkeypatch.setattr(f"harness.intact.{noted}", {})
@@ -207,25 +207,21 @@ def nothing_made_small() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def process_left_as_found() -> Iterator[None]:
-    """A later test of this process would fail or pass by what this test left behind, so by the order of tests."""
-    before = _process()
+def process_put_back() -> Iterator[None]:
+    """What code under test leaves changed in its process would decide by the order of tests which later test fails."""
+    hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()
+    ours = {name: value for name, value in os.environ.items() if name.startswith("HARNESS_")}
+    torch = sys.modules.get("torch")
+    precision = torch.get_float32_matmul_precision() if torch else ""
     yield
-    left = {name: (before[name], now) for name, now in _process().items() if now != before.get(name, now)}
-    assert not left, f"this test changed its process (before, after): {left}"
-
-
-def _process() -> dict[str, Any]:
-    """What tests have changed for later tests."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    found: dict[str, Any] = {"cwd": Path.cwd(), "environment": environment, "hook": sys.excepthook, "path": [*sys.path]}
-    if torch := sys.modules.get("torch"):
-        found["threads"] = torch.get_num_threads()
-        found["gradients"] = torch.is_grad_enabled()
-        found["dtype"] = torch.get_default_dtype()
-        found["deterministic"] = torch.are_deterministic_algorithms_enabled()
-        found["precision"] = torch.get_float32_matmul_precision()
-    return found
+    sys.excepthook = hook
+    sys.path[:] = path
+    os.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("HARNESS_") and name not in ours]:
+        del os.environ[name]
+    os.environ.update(ours)
+    if torch and torch.get_float32_matmul_precision() != precision:
+        torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture

@@ -67,9 +67,11 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A shell has what it starts in the background ignore Ctrl-C, and so would the processes that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell has what it starts in the background ignore Ctrl-C, nohup has it ignore the end of its terminal, and so would
+# the processes that tests send these signals.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for other threads takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

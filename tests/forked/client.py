@@ -19,7 +19,7 @@ MOST_FILES = 253
 WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """The arguments of a worker of pytest-xdist, which reads on standard input what it is to do."""
 OPTIONS = (["-P"], ["-u"])
-"""Options of Python before a script or a module that is forked: the harness gives the first one, torchrun the second."""
+"""Options of Python before a script or a module that is forked: the harness gives the first, torchrun the second."""
 
 
 def main() -> None:

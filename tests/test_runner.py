@@ -219,6 +219,7 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert watcher.plan == (3, 3)
 
 
+@pytest.mark.slow  # store/test_folder.py has the second run, cli/test_runs.py Ctrl-C in a command
 @pytest.mark.cold
 def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     tmp_path: Path,

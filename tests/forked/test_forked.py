@@ -219,6 +219,14 @@ def test_it_has_the_harness_loaded_where_it_would_load_the_same_files(script, tm
     assert ran([script]).stdout.split() == ["False", "False", "False", str(other)]
 
 
+def test_it_has_read_the_files_of_the_harness(script):
+    script.write_text(
+        "from harness import comments, source\nprint(comments.without_comments.cache_info().currsize > 99)"
+    )
+    assert ran([script]).stdout == "True\n"
+    assert real(script).stdout == "False\n"
+
+
 def test_a_loaded_module_that_is_run_runs_anew():
     done = ran(["-m", "harness.processes.child"], input="")
     assert "RuntimeWarning" not in done.stderr

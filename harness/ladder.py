@@ -35,27 +35,34 @@ _SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Laddered:
-    """A step that is ready to be measured. said: what is to be told before, a few lines. text: of its plug-in."""
+    """A step that is ready to be measured.
+
+    said: what is to be told before, a few lines. text: of its plug-in. worlds: numbers of devices, each with settings
+    of its own.
+    """
 
     name: str
     text: str
     said: str
     answer: Mapping[str, Any]
+    worlds: tuple[int, ...] = (1,)
 
     def planned(self, plugins: Sequence[Path], selection: Selection) -> tuple[Plan, Catalogue]:
         """The plan of its rungs, and the catalogue with its op. plugins: files; the first one has its text."""
         catalogue = Catalogue(plugins)
         fields = dict(_module().definition(self.answer))
         fields["variants"] = tuple(catalogue[fields["op"]].variants)  # with those that other plug-ins add
-        setting = Setting(tuple(fields.pop("shape")))
-        one = Definition(name=self.name, file=plugins[0], settings=(setting,), timing=_TIMING, **fields)
+        shape = tuple(fields.pop("shape"))
+        settings = tuple(Setting(shape, world=world) for world in self.worlds)
+        one = Definition(name=self.name, file=plugins[0], settings=settings, timing=_TIMING, **fields)
         return plan([one], catalogue, selection), catalogue
 
 
-def laddered(source: str, device: str, size: int) -> Laddered:
+def laddered(source: str, device: str, size: int, worlds: Sequence[int] = (1,)) -> Laddered:
     """The op of a step, after one step of it in another process.
 
-    source: a file, or a library's model. size: of a library's batch. Raises UsageError for a step that doesn't run.
+    source: a file, or a library's model. size: of a library's batch. worlds: numbers of devices that it will be
+    measured on. Raises UsageError for a step that doesn't run.
     """
     module = _module()
     request = {
@@ -64,12 +71,13 @@ def laddered(source: str, device: str, size: int) -> Laddered:
         "device": device,
         "size": size,
         "prefix": module.PREFIX,
+        "world": max(worlds),
     }
     try:
         answer = asking.ask("ladder", request, _SECONDS)
     except asking.AnswerError as lost:
         raise UsageError(f"{source}: the step can't be run: {lost}", "correct it, and try it first alone") from None
-    return Laddered(answer["name"], module.plugin(answer), answer["patched"], answer)
+    return Laddered(answer["name"], module.plugin(answer), answer["patched"], answer, tuple(worlds))
 
 
 def _module() -> ModuleType:

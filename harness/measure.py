@@ -161,8 +161,11 @@ class Sampler:
             launches = [partial(call.launch, call.tensors) for call in calls[: max(1, int(most))]]
             call_samples, left = _call_samples(session, launches, timing.max_time)
         may_leave = bool(session.op.works_ahead)
-        late = None if may_leave else _left_behind(session, left, self.samples)
-        if wrong := session.group.verdict(intact.replaced() or self._clocks.complaint(may_leave=may_leave) or late):
+        # Functions first: samples and clocks may be what a replaced function made of them.
+        wrong = intact.replaced() or self._clocks.complaint(may_leave=may_leave)
+        if not wrong and not may_leave:
+            wrong = _left_behind(session, left, self.samples)
+        if wrong := session.group.verdict(wrong):
             raise EndedError("wrong", wrong)
         seconds = _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)
         if wrong := session.recheck(self._rotation, batch, seconds) or self._pretended():

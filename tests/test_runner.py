@@ -262,7 +262,6 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     before = store.load(tmp_path / "run")
     assert 0 < len(before.measurements) < 12
     assert len(before.losses) == 1
-
     run = run_jobs(tmp_path / "run", *jobs, resume=True)
     assert [m.case for m in run.measurements] == [j.case for j in jobs]
     assert run.losses == before.losses
@@ -387,6 +386,7 @@ def test_the_parent_never_imports_torch() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_faults_on_the_device_cost_their_own_case_alone(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
     def fault(variant: str, n: int, timeout: float = 120.0) -> Job:
         return job(variant, op="cuda_fault", n=n, timeout=timeout, device="cuda")

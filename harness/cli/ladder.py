@@ -22,7 +22,7 @@ from harness.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from harness.ladder import Laddered
-    from harness.model import Run
+    from harness.model import Case, Run
     from harness.ops import Op
     from harness.scenario import Plan
 
@@ -38,6 +38,7 @@ EXAMPLES = (
     "  harness ladder step.py --repeat 3 --output reports/mine\n"
     "  harness ladder step.py --seeds 5    losses, within the seeds' spread or not\n"
     "  harness ladder step.py --output reports/mine --resume\n"
+    "  harness ladder step.py --world 2    on one GPU, and on two of this host\n"
     "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
     "  harness ladder --model transformers:bert\n"
     "\n\b\nExit codes:\n"
@@ -65,8 +66,12 @@ def command(
         str | None, typer.Option(metavar="LIBRARY:NAME", help="timm:NAME or transformers:NAME, in place of a file.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Items of a batch, with --model; 32 unless told.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Items of a batch on each device, with --model; 32 unless told."),
     ] = None,
+    world: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Devices of this host that train together, as 2 or 2,4; and one.")
+    ] = "1",
     device: Device = None,
     only: Only = None,
     variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these rungs.")] = None,
@@ -103,7 +108,8 @@ def command(
 
     The file gives functions: model(), batch(), and loss(model, *batch) or step(model, optimizer, *batch); it may give
     optimizer(parameters). Each rung's losses and gradients are checked against float32. A rung that fails costs only
-    itself. The file's code runs in processes of its own.
+    itself. The file's code runs in processes of its own. With --world 2 each rung is measured on one device and on two,
+    each with a process and a batch of its own.
     """
     from harness import devices, ladder, store
     from harness.cli import dry_run as preview
@@ -114,7 +120,8 @@ def command(
         output = running.resumed(resume, output)
     kind = devices.choose(device)
     source = str(step or model)
-    found = ladder.laddered(source, kind, batch or _BATCH)
+    worlds = _worlds(world, kind, dry_run=dry_run)
+    found = ladder.laddered(source, kind, batch or _BATCH, worlds)
     folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     selection = Selection(
         device=kind,
@@ -144,10 +151,11 @@ def command(
     again = shlex.join(["harness", *sys.argv[1:], *added])
     request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
     run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
-    if profile:
-        _profile(folder, plugins)
-    if asked:
-        run = _train(run, folder, plugins, asked, quiet=quiet)
+    if any(job.case.world == 1 for job in plan.jobs):  # several devices have neither kernels recorded nor trainings
+        if profile:
+            _profile(folder, plugins)
+        if asked:
+            run = _train(run, folder, plugins, asked, quiet=quiet)
     _end(run, folder, plugin, quiet=quiet)
 
 
@@ -163,6 +171,22 @@ def _refuse(step: Path | None, model: str | None, batch: int | None, seeds: int 
         raise UsageError("--batch is for --model", f"let batch() in {step} give a batch of {batch}")
     if steps is not None and seeds is None:
         raise UsageError("--steps is for trainings from several seeds", "add --seeds 5, or leave --steps out")
+
+
+def _worlds(text: str, kind: str, *, dry_run: bool) -> tuple[int, ...]:
+    """One device, which the others are compared with, and the numbers of devices that are asked for.
+
+    Raises UsageError for what is no such number, and for more devices than there are, except in a dry run.
+    """
+    from harness.processes.supervisor import too_few
+
+    asked = values.numbers(text)
+    if 0 in asked or not asked:
+        raise UsageError(f"--world {text}: names no number of devices", "write --world 2, or --world 2,4")
+    if not dry_run and (why := too_few(kind, max(asked))):
+        advice = "name fewer, or try it on processors: --device cpu has a process in place of each GPU"
+        raise UsageError(f"--world {text}: {why}", advice)
+    return tuple(sorted({1, *asked}))
 
 
 def _plugin(found: Laddered, folder: Path) -> Path:
@@ -184,10 +208,18 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rung", no_wrap=True)
     table.add_column("what it changes")
+    cases: dict[tuple[str, str], list[Case]] = {}
     for case in (job.case for job in plan.jobs):
-        variant = ops[case.op].variants[case.variant]
-        reason = variant.unsupported(case) if variant.unsupported else None
-        table.add_row(case.variant, f"not here: {reason}" if reason else variant.summary)
+        cases.setdefault((case.op, case.variant), []).append(case)
+    for (op, name), every in cases.items():
+        variant = ops[op].variants[name]
+        reasons = {case.world: (variant.unsupported(case) if variant.unsupported else None) for case in every}
+        refused = {world: reason for world, reason in reasons.items() if reason}
+        if len(refused) == len(reasons):
+            table.add_row(name, f"not here: {next(iter(refused.values()))}")
+        else:
+            told = (f"; not on {world} devices: {reason}" for world, reason in refused.items())
+            table.add_row(name, variant.summary + "".join(told))
     open_console().print(table)
 
 
@@ -205,7 +237,7 @@ def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, in
     from harness.ops import known_cases
 
     seeds, steps = asked
-    times = {result.case.id: result.time for result in run.results if result.time}
+    times = {result.case.id: result.time for result in run.results if result.time and result.case.world == 1}
     if not quiet:
         took = units.seconds(seeds * steps * sum(times.values()), 2)
         count = seeds * len(times)

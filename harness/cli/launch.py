@@ -63,10 +63,10 @@ def slurm(
 def kubernetes(
     ctx: typer.Context,
     words: Words,
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="Image with the harness and torch.")],
+    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="Image with the harness and torch.")],
     nodes: Nodes = 1,
     gpus: Gpus = 8,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the job.")] = "harness",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job.")] = "harness",
 ) -> None:
     """Print a TrainJob of Kubeflow's Trainer, with its runtime and the secret of its processes.
 

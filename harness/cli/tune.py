@@ -61,7 +61,7 @@ def command(
     ] = None,
     sizes: Annotated[
         list[str] | None,
-        typer.Option(metavar="SIZES", help="Tune for these sizes and choices instead, e.g. M=4096,N=768."),
+        typer.Option("--sizes", metavar="SIZES", help="Tune for these sizes and choices instead, e.g. M=4096,N=768."),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
     budget: Annotated[

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from harness.cuda import racing, workspaces
@@ -27,6 +28,8 @@ WORKSPACE = 32 * 2**20
 """Bytes that an algorithm may use beside its operands; torch gives the same number on Hopper."""
 MANY = 24
 """Algorithms that are tried where the fastest is searched for."""
+_PROPOSED = 8
+"""Algorithms that cuBLASLt is asked for where one is wanted: it also proposes some that refuse to run."""
 MISSING = "needs nvmath-python, which gives cuBLASLt to Python: pip install 'gpu-bench-harness[gemm]'"
 
 Activation = Literal["", "relu", "gelu"]
@@ -205,7 +208,7 @@ class Matmul:
         """Multiply into y. bias (n): where the product has one. alpha (1) or (n), float32: where it isn't 'one'."""
         operands = (x, weights) if self._product.order else (weights, x)
         tensors = (*operands, y, bias, alpha)
-        alignments = tuple(min(_ALIGNED, address & -address) for address in map(_address, (*operands, y)))
+        alignments = tuple(_alignment(tensor) for tensor in (*operands, y, bias))
         if alignments not in self._chosen:
             self._chosen[alignments] = self._choose(alignments, tensors)
         try:
@@ -225,14 +228,15 @@ class Matmul:
         )
 
     def _choose(self, alignments: tuple[int, ...], tensors: _Tensors) -> Any:
-        """The fastest of the algorithms, or the only one."""
+        """The fastest of the algorithms; the first one that runs, if one is wanted."""
+        if tensors[3] is not None:
+            self._description.set_bias(tensors[3].data_ptr())
         try:
-            proposed = self._description.algorithms(self._count, alignments)
+            proposed = self._description.algorithms(self._count if self._count > 1 else _PROPOSED, alignments[:3])
         except library().lt.cuBLASLtError as error:
             raise _refused(error) from error
-        found = [proposed[place : place + 1] for place in range(len(proposed))]
-        if self._count > 1:
-            found = [algorithm for algorithm in found if self._runs(tensors, algorithm)]
+        every = (proposed[place : place + 1] for place in range(len(proposed)))
+        found = list(islice((algorithm for algorithm in every if self._runs(tensors, algorithm)), self._count))
         if not found:
             raise MachineError("cuBLASLt has no algorithm for this product", "check how its tensors are aligned")
         if len(found) == 1:
@@ -380,6 +384,12 @@ def _refused(error: Exception) -> MachineError:
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def _alignment(tensor: torch.Tensor | None) -> int:
+    """Bytes that the tensor's address is a multiple of, as far as algorithms ask for it."""
+    address = _address(tensor)
+    return min(_ALIGNED, address & -address) if address else _ALIGNED
 
 
 def _zero() -> torch.Tensor:

@@ -67,16 +67,15 @@ class Context:
     closing: ExitStack = field(default_factory=ExitStack)
     later: list[Callable[[], object]] = field(default_factory=list)
     seed: int = field(init=False)
+    s: SimpleNamespace = field(init=False)
 
     def __post_init__(self) -> None:
+        # Once, since torch 2.11 can't compile a function that makes one.
+        self.s = SimpleNamespace(**self.case.values)
         self.seed = int(self.generator.initial_seed()) if self.generator else 0
         variant = self.op.variants.get(self.case.variant)
         if variant and (kept := self.op.kept_by(variant, self.case.values, self.case.dtype)):
             self.facts[metrics.KEPT] = float(kept)
-
-    @property
-    def s(self) -> SimpleNamespace:
-        return SimpleNamespace(**self.case.values)
 
     def kernel(self, file: str, entry: str, macros: Mapping[str, str | int] | None = None) -> Kernel:
         """Compile and load the kernel `entry` of kernels/<family>/`file`; a plug-in's own folder is searched first.

@@ -12,6 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
+from harness.cli.ladder import _worlds
+from harness.errors import UsageError
+from harness.processes import supervisor
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 PAGE = Path(__file__).parents[2] / "docs" / "make_my_model_faster.md"
@@ -86,9 +89,33 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     assert "What to use" in (folder / "mine" / "report.md").read_text()
 
 
+def test_two_ranks_are_measured_beside_one(harness: Harness, folder: Path) -> None:
+    arguments = [argument for argument in QUICK if not argument.startswith(("--output", "--variants"))]
+    done = harness("ladder", STEP, *arguments, "--world=2", "--variants=float32", "--output=two")
+    assert done.returncode == 0, done.stderr
+    report = (folder / "two" / "report.md").read_text()
+    assert "ladder_step/bfloat16/B32/world=2" in report
+    assert "efficiency low" in report
+    assert re.search(r"step, \S+ items a second on 2 devices, an efficiency of \S+%", report)
+    assert "torchrun --standalone --nproc-per-node=2 faster.py" in report
+
+
+def test_more_devices_than_there_are_can_be_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = "needs 4 devices, this machine has 1"
+    monkeypatch.setattr(supervisor, "too_few", lambda _, world: found if world > 1 else None)
+    assert _worlds("1", "cuda", dry_run=False) == (1,)
+    assert _worlds("2,4", "cuda", dry_run=True) == (1, 2, 4)
+    with pytest.raises(UsageError) as raised:
+        _worlds("2,4", "cuda", dry_run=False)
+    assert raised.value.message == f"--world 2,4: {found}"
+    assert "--device cpu" in raised.value.advice
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ([STEP, "--world=0"], "--world 0: names no number of devices"),
+        ([STEP, "--world=two"], "'two' is no number"),
         ([STEP, "--batch=64"], "--batch is for --model"),
         ([STEP, "--steps=20"], "--steps is for trainings from several seeds"),
         ([], "name either a file or --model"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 from typing import Annotated, get_origin, get_type_hints
 
@@ -23,6 +24,14 @@ def test_the_commands_of_the_gate_declare_their_options_once() -> None:
         assert all(made in known.values() for known in hints), name
     common = hints[0].keys() & hints[1].keys() - {"base", "output", "return"}
     assert {hints[0][name] for name in common} == {hints[1][name] for name in common} == set(shared.values())
+
+
+def test_an_options_name_is_stated_where_its_metavar_is_the_same_word() -> None:
+    """Typer 0.27 would take `--SIZES` for the option's name."""
+    same = re.compile(r"(\w+): Annotated\[[^\n]*\n?[^\n]*?typer\.Option\(metavar=\"(\w+)\"")
+    for file in FOLDER.rglob("*.py"):
+        for found in same.finditer(file.read_text("utf-8")):
+            assert found[1].upper() != found[2], f'{file.name}: say typer.Option("--{found[1]}", metavar=...)'
 
 
 def test_everything_that_a_request_takes_has_an_option() -> None:

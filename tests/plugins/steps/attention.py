@@ -12,8 +12,8 @@ class Block(nn.Module):  # type: ignore[misc] # torch has no types
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x):
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        return x + self.drop(self.proj(functional.scaled_dot_product_attention(q, k, v)))
+        q, k, v = (one.unsqueeze(1) for one in self.qkv(self.norm(x)).chunk(3, -1))
+        return x + self.drop(self.proj(functional.scaled_dot_product_attention(q, k, v).squeeze(1)))
 
 
 class Model(nn.Module):  # type: ignore[misc] # torch has no types

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.collection.steps.ladder import _code_ranks
+from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._given import RATE
 from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.training._ranks import REHEARSED
 from harness.collection.steps.training._trainer import SCALE
 
 
-def code(rung: LadderRung, dtype: str, source: str, gives: Sequence[str], size: int) -> str:
+def code(  # noqa: PLR0913, PLR0917 - what a program is made of
+    rung: LadderRung, dtype: str, source: str, gives: Sequence[str], size: int, ranks: Ranks | None = None
+) -> str:
     """A program that makes ten steps as the rung does.
 
     dtype: the case's. source: the name of the file, as `step.py`, or a library's model. gives: the functions that the
-    file defines. size: of the batch of a library's model.
+    file defines. size: of the batch of a library's model. ranks: where torchrun starts several processes.
     """
-    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives), size))
+    several = ranks if ranks and ranks.world > 1 else None
+    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives), size, several))
 
 
-def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...], size: int) -> Iterator[str]:
-    yield from _imports(rung, source, size)
-    yield 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'
+def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
+    rung: LadderRung, half: str, source: str, gives: tuple[str, ...], size: int, ranks: Ranks | None
+) -> Iterator[str]:
+    yield from _imports(rung, source, size, ranks)
+    yield from _code_ranks.joined(ranks)
     if rung.tf32:
         yield 'torch.set_float32_matmul_precision("high")'
         yield "torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True"
@@ -28,49 +36,71 @@ def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...], siz
     yield "model = user.model().to(device).train()"
     if rung.channels_last:
         yield "model = model.to(memory_format=torch.channels_last)"
+    if ranks:
+        yield from _code_ranks.sharded(rung, half)
     yield from _optimizer(rung, gives)
     scaled = half == "float16" and "step" not in gives
     yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={scaled})"
+    is_wrapped = ranks is not None and not rung.is_sharded
+    is_sharded = ranks is not None and rung.is_sharded
     if rung.patched:
-        ours = ", optimizer, scaler" if rung.optimizer == "ours" else ""
-        yield f"patched = nn.patch(model{ours})"
-        yield "print(patched)"
-        if ours:
-            yield "optimizer, scaler = patched.optimizer, patched.scaler"
+        yield from _patched(rung, is_sharded=is_sharded)
     if rung.checkpoint:
         yield "for block in blocks_of(model):"
         yield "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
     if rung.streams:
         yield "second_stream = on_two_streams(model, device)"
     called = "model"
-    if rung.compiled:
-        yield f"compiled = torch.compile(model, dynamic=False, mode={rung.compiled!r})"
+    if ranks and is_wrapped:
+        yield from _code_ranks.wrapped(rung, ranks)
+        called = "wrapped"
+    if rung.compiled and not is_sharded:
+        yield f"compiled = torch.compile({called}, dynamic=False, mode={rung.compiled!r})"
         called = "compiled"
     yield ""
-    yield from _step(rung, half, gives, called)
+    yield from _step(rung, half, gives, called, is_wrapped=is_wrapped)
     yield ""
-    yield from _loop(rung)
+    yield from _loop(rung, ranks)
 
 
-def _imports(rung: LadderRung, source: str, size: int) -> Iterator[str]:
-    if rung.checkpoint:
-        yield "from functools import partial"
+def _patched(rung: LadderRung, *, is_sharded: bool) -> Iterator[str]:
+    """Our kernels in the model, and our optimizer and scaler. A model in parts has our kernels already."""
+    ours = rung.optimizer == "ours"
+    if is_sharded and not ours:
+        return
+    model = "torch.nn.Module()" if is_sharded else "model"
+    yield f"patched = nn.patch({model}{', optimizer, scaler' if ours else ''})"
+    yield "print(patched)"
+    if ours:
+        yield "optimizer, scaler = patched.optimizer, patched.scaler"
+
+
+def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:
+    is_file = source.endswith(".py")
+    is_sharded = ranks is not None and rung.is_sharded
+    standard = {
+        "from contextlib import nullcontext": ranks and rung.parts > 1,
+        "from functools import partial": rung.checkpoint,
+        "import os": ranks,
+    }
+    others = {
+        "import torch": True,
+        **dict.fromkeys(_code_ranks.imports(rung) if ranks else (), True),
+        "from torch.utils import _pytree as tree": True,
+        "from torch.utils.checkpoint import checkpoint": rung.checkpoint,
+        "from harness.collection.steps.ladder._trainer import blocks_of": rung.checkpoint,
+        "from harness.collection.steps.ladder._trainer import blocks_of, has_batch_norm": is_sharded,
+        "from torch.nn.attention import SDPBackend, sdpa_kernel": rung.attention,
+        "from harness import nn": rung.patched,
+        "from harness.collection.steps.training._streams import on_two_streams": rung.streams,
+        "from harness.collection.steps.ladder._given import given": not is_file,
+        f"import {source.removesuffix('.py')} as user": is_file,
+    }
+    yield from (line for line, needed in standard.items() if needed)
+    if any(standard.values()):
         yield ""
-    yield "import torch"
-    yield "from torch.utils import _pytree as tree"
-    if rung.checkpoint:
-        yield "from torch.utils.checkpoint import checkpoint"
-        yield "from harness.collection.steps.ladder._trainer import blocks_of"
-    if rung.attention:
-        yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
-    if rung.patched:
-        yield "from harness import nn"
-    if rung.streams:
-        yield "from harness.collection.steps.training._streams import on_two_streams"
-    if source.endswith(".py"):
-        yield f"import {source.removesuffix('.py')} as user"
-    else:
-        yield "from harness.collection.steps.ladder._given import given"
+    yield from (line for line, needed in others.items() if needed)
+    if not is_file:
         yield ""
         yield f"user = given({source!r}, {size})"
     yield ""
@@ -90,8 +120,8 @@ def _optimizer(rung: LadderRung, gives: tuple[str, ...]) -> Iterator[str]:
         yield 'optimizer = type(optimizer)(groups, lr=groups[0]["lr"], **options)'
 
 
-def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str) -> Iterator[str]:
-    """The function that makes a step."""
+def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str, *, is_wrapped: bool) -> Iterator[str]:
+    """The function that makes a step. is_wrapped: whether the model is in DistributedDataParallel."""
     modes = [f"torch.autocast(device.type, torch.{half})"] if half else []
     modes += [f"sdpa_kernel(SDPBackend.{rung.attention})"] if rung.attention else []
     yield ""
@@ -109,8 +139,14 @@ def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str) -> I
     loss = "user.loss(" if "loss" in gives or not gives else "model_loss("
     if rung.parts > 1:
         yield "    losses = []"
-        yield f"    for given, named in parts(given, named, {rung.parts}):"
-    pad = "        " if rung.parts > 1 else "    "
+        every = f"parts(given, named, {rung.parts})"
+        if not is_wrapped:
+            yield f"    for given, named in {every}:"
+        else:
+            yield f"    for number, (given, named) in enumerate({every}, 1):"
+            yield "        # Gradients are averaged over ranks once, in the backward of the last part."
+            yield f"        with wrapped.no_sync() if number < {rung.parts} else nullcontext():"
+    pad = "    " * (1 + (rung.parts > 1) * (1 + is_wrapped))
     share = f" / {rung.parts}" if rung.parts > 1 else ""
     if modes:
         yield f"{pad}with {', '.join(modes)}:"
@@ -137,8 +173,11 @@ def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str) -> I
         yield "    return [tree.tree_map(lambda x: part(x, n), (given, named)) for n in range(count)]"
 
 
-def _loop(rung: LadderRung) -> Iterator[str]:
+def _loop(rung: LadderRung, ranks: Ranks | None) -> Iterator[str]:
     """The loop over batches, which copies each to where a graph expects it."""
+    told = 'print(f"step {number}: loss {float(loss):.4f}")'
+    if ranks:
+        told = f"if rank == 0: {told}"
     yield ""
     yield "def placed(x):"
     last = "memory_format=torch.channels_last" if rung.channels_last else ""
@@ -148,22 +187,31 @@ def _loop(rung: LadderRung) -> Iterator[str]:
     yield "    return x.to(device) if torch.is_tensor(x) else x"
     yield ""
     yield ""
+    if ranks:
+        yield "torch.manual_seed(1 + rank)  # each rank has batches and dropout of its own"
     yield "batch = tree.tree_map(placed, user.batch())  # your loader's first batch"
     if not rung.graph:
         yield "for number in range(10):"
         yield "    loss = step(batch)  # of your loader's next batch"
-        yield '    print(f"step {number}: loss {float(loss):.4f}")'
-        return
-    yield "side = torch.cuda.Stream()  # steps before a capture run on another stream"
-    yield "side.wait_stream(torch.cuda.current_stream())"
-    yield "with torch.cuda.stream(side):"
-    yield "    for _ in range(3):"
-    yield "        step(batch)"
-    yield "torch.cuda.current_stream().wait_stream(side)"
-    yield "graph = torch.cuda.CUDAGraph()"
-    yield "with torch.cuda.graph(graph):"
-    yield "    loss = step(batch)"
-    yield "for number in range(10):"
-    yield "    # copy your loader's next batch into the tensors of `batch` here, with copy_()"
-    yield "    graph.replay()"
-    yield '    print(f"step {number}: loss {float(loss):.4f}")'
+        yield f"    {told}"
+    else:
+        if not ranks:
+            yield "side = torch.cuda.Stream()  # steps before a capture run on another stream"
+        yield "side.wait_stream(torch.cuda.current_stream())"
+        yield "with torch.cuda.stream(side):"
+        yield f"    for _ in range({REHEARSED if ranks else 3}):"
+        yield "        step(batch)"
+        yield "torch.cuda.current_stream().wait_stream(side)"
+        yield "graph = torch.cuda.CUDAGraph()"
+        mode = ', capture_error_mode="thread_local"' if ranks else ""
+        yield f"with torch.cuda.graph(graph{mode}):"
+        yield "    loss = step(batch)"
+        yield "for number in range(10):"
+        yield "    # copy your loader's next batch into the tensors of `batch` here, with copy_()"
+        yield "    graph.replay()"
+        yield f"    {told}"
+    if ranks:
+        if rung.graph:
+            yield "torch.cuda.synchronize()"
+            yield "graph.reset()  # which has the communicators"
+        yield "distributed.destroy_process_group()"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.collection.ops.collectives._collectives import twice_the_rest
 from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._rungs import AUTOTUNE, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
@@ -60,7 +61,7 @@ def op(**known: Any) -> Op:
     made = Op(
         sheet.name,
         f"a training step of {Path(sheet.source).name}, items a second",
-        symbols={"B": "items of a step"},
+        symbols={"B": "items of a step, on each device" if sheet.world > 1 else "items of a step"},
         dtypes=DTYPES,
         timer="steady",
         work=partial(_work, sheet),
@@ -99,12 +100,14 @@ def _unsupported(rung: LadderRung, sheet: StepSheet, case: Case) -> str | None:
         }
         if why := next((reason for reason, needed in needs.items() if needed), ""):
             return why
-    return _rungs.why_not(rung, sheet, case.dtype) or None
+    return _rungs.why_not(rung, sheet, case.dtype, case.world) or None
 
 
 def _work(sheet: StepSheet, symbols: Symbols, _itemsize: int) -> Work:
-    flops = (("case", sheet.flops),) if sheet.flops else ()
-    return Work(flops=flops, items=symbols["B"], item="items")
+    """Operations are one device's; items are all devices'. In a ring each sends nearly twice the bytes of gradients."""
+    flops, world = (("case", sheet.flops),) if sheet.flops else (), symbols["world"]
+    sent = twice_the_rest(sheet.gradients, world) if world > 1 else 0
+    return Work(flops=flops, sent=sent, items=world * symbols["B"], item="items")
 
 
 # What follows loads torch where it runs.

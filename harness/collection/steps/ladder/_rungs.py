@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -11,13 +11,22 @@ from harness.collection.steps.ladder._sheet import StepSheet
 from harness.ops import MODES, Role
 
 Half = Literal["", "own", "other"]
+Way = Literal["ddp", "static_graph", "fsdp", "fsdp_keep", "host"]
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 """Backends of torch's scaled_dot_product_attention, by the names that rungs have."""
 _GIVEN = "given"
 """Stands for no calls for many weights at once: the optimizer as the file makes it."""
+_FUSED_PARTS = ("Adam", "AdamW")
+"""Optimizers whose fused calls torch has for parts of weights (DTensor), too."""
+UNUSED = "ddp:unused"
+"""The tag of a step in which some weights have no gradient."""
 PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
+
+
+OF_RANKS = ("static_graph", "fsdp", "fsdp_keep", "fsdp_compile", "patched_fsdp", "patched_fsdp_compile")
+"""Rungs that are about several devices. On one device they are the rung that they go on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,11 @@ class LadderRung:
     backward. parts: of the batch, whose gradients are added up. graph: whether a CUDA graph of the step is replayed.
     compiled: the mode of torch.compile. streams: whether gradients of linear layers' weights are computed on a second
     stream. patched: whether the model has our kernels, by `nn.patch`.
+
+    way: how several ranks train together; one rank trains alone, whatever the way. 'ddp' is DistributedDataParallel,
+    'static_graph' the same told that each step has the same operations. 'fsdp' is FSDP2, where each rank keeps a part
+    of the weights; 'fsdp_keep' gathers a block's weights once a step. 'host' is the reference's: the host averages
+    gradients before the optimizer's step.
     """
 
     name: str
@@ -50,6 +64,12 @@ class LadderRung:
     compiled: str = ""
     streams: bool = False
     patched: bool = False
+    way: Way = "ddp"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks have a part of each weight."""
+        return self.way in ("fsdp", "fsdp_keep")
 
     @property
     def arithmetic(self) -> str:
@@ -71,23 +91,33 @@ FLOAT32 = LadderRung("float32", "the step as the file has it, in float32 without
 
 
 @cache
-def rungs(*, channels_last: bool = False, optimizer: str = "fused", ours: bool = True) -> tuple[LadderRung, ...]:
+def rungs(
+    *, channels_last: bool = False, optimizer: str = "fused", ours: bool = True, of_parts: str | None = None
+) -> tuple[LadderRung, ...]:
     """The ladder, each rung after its base.
 
     channels_last: whether the rungs above have channels last. optimizer: what the rungs above have of torch's calls.
-    ours: whether our AdamW can stand for the optimizer.
+    ours: whether our AdamW can stand for the optimizer. of_parts: the same as optimizer, for parts of weights; None
+    without the rungs that are about several ranks.
     """
-    return tuple(_rungs(channels_last, optimizer, ours))
+    return tuple(_rungs(channels_last, optimizer, ours, of_parts))
 
 
 def of_sheet(sheet: StepSheet) -> tuple[LadderRung, ...]:
     """The ladder of a user's step."""
-    return rungs(channels_last=sheet.convolutions, optimizer=_has(sheet), ours=has_ours(sheet))
+    of_parts = _has_for_parts(sheet) if sheet.world > 1 else None
+    return rungs(channels_last=sheet.convolutions, optimizer=_has(sheet), ours=has_ours(sheet), of_parts=of_parts)
 
 
 def _has(sheet: StepSheet) -> str:
     """What the rungs above have of torch's calls for many weights at once."""
     return "fused" if sheet.fused else "foreach" if sheet.foreach else ""
+
+
+def _has_for_parts(sheet: StepSheet) -> str:
+    """The same for parts of weights, which torch's fused calls can't update, but for Adam's."""
+    fits = sheet.optimizer in _FUSED_PARTS or not sheet.fused
+    return _has(sheet) if fits else "foreach" if sheet.foreach else ""
 
 
 def tags(sheet: StepSheet) -> tuple[str, ...]:
@@ -97,17 +127,20 @@ def tags(sheet: StepSheet) -> tuple[str, ...]:
         *(["ours:adamw"] if has_ours(sheet) else []),
         *(["layout:channels_last"] if sheet.convolutions else []),
         f"optimizer:{_has(sheet) or _GIVEN}",
+        *([f"parts:{_has_for_parts(sheet) or _GIVEN}"] if sheet.world > 1 else []),
+        *([UNUSED] if sheet.world > 1 and sheet.unused else []),
     )
 
 
 def of_tags(told: Collection[str], names: Collection[str]) -> tuple[LadderRung, ...]:
     """The ladder of a run, by its scenario's tags. names: of the rungs that have a time, for runs without such tags."""
     ours = "ours:adamw" in told
-    optimizer = next((tag.partition(":")[2] for tag in told if tag.startswith("optimizer:")), None)
-    if optimizer is None:
+    known = dict(tag.split(":", 1) for tag in told if tag.startswith(("optimizer:", "parts:")))
+    if "optimizer" not in known:
         return of_names(names, ours=ours)
+    calls = {name: "" if one == _GIVEN else one for name, one in known.items()}
     last = "layout:channels_last" in told
-    return rungs(channels_last=last, optimizer="" if optimizer == _GIVEN else optimizer, ours=ours)
+    return rungs(channels_last=last, optimizer=calls["optimizer"], ours=ours, of_parts=calls.get("parts"))
 
 
 def has_ours(sheet: StepSheet) -> bool:
@@ -121,10 +154,10 @@ def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, 
     ours: as `rungs` has it.
     """
     optimizer = next((name for name in ("fused", "foreach") if f"{name}_optimizer" in names), "")
-    return rungs(channels_last="channels_last" in names, optimizer=optimizer, ours=ours)
+    return rungs(channels_last="channels_last" in names, optimizer=optimizer, ours=ours, of_parts=optimizer)
 
 
-def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRung]:
+def _rungs(channels_last: bool, optimizer: str, ours: bool, of_parts: str | None) -> Iterator[LadderRung]:
     yield FLOAT32
     tf32 = on(FLOAT32, "tf32", "products and convolutions of float32 in TF32", tf32=True)
     yield tf32
@@ -133,7 +166,7 @@ def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRu
     yield on(amp, "amp_other_half", "beside amp: in the other of float16 and bfloat16", half="other")
     yield on(amp, "foreach_optimizer", "beside: torch's foreach optimizer", optimizer="foreach")
     yield on(amp, "fused_optimizer", "torch's fused optimizer", optimizer="fused")
-    base = replace(amp, name=f"{optimizer}_optimizer" if optimizer else "amp", optimizer=optimizer)
+    base = rows = replace(amp, name=f"{optimizer}_optimizer" if optimizer else "amp", optimizer=optimizer)
     last = on(base, "channels_last", "and channels last in memory", channels_last=True)
     yield last
     base = last if channels_last else base
@@ -154,6 +187,24 @@ def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRu
     yield patched_graph
     yield on(patched_graph, "patched_streams", f"patched_graph {second}", streams=True)
     yield from _compiled(patched, "patched_compile", "patched with torch.compile around our operators")
+    if of_parts is not None:
+        yield from _of_ranks(base, rows, of_parts, changes)
+
+
+def _of_ranks(base: LadderRung, rows: LadderRung, of_parts: str, ours: Mapping[str, Any]) -> Iterator[LadderRung]:
+    """What goes on from a rung by another way for several ranks to train together. On one device it is that rung.
+
+    rows: the rung without channels last, since FSDP2 cuts weights into rows. ours: what our kernels change.
+    """
+    static = "DistributedDataParallel is told that every step has the same operations"
+    yield on(base, "static_graph", f"beside: {static}", way="static_graph")
+    fsdp = on(rows, "fsdp", "beside: FSDP2, each device has a part of the weights", way="fsdp", optimizer=of_parts)
+    yield fsdp
+    yield on(fsdp, "fsdp_keep", "fsdp that gathers the weights of a block once a step", way="fsdp_keep")
+    yield on(fsdp, "fsdp_compile", "fsdp with torch.compile of each block", compiled=DEFAULT)
+    patched = on(fsdp, "patched_fsdp", "fsdp with our kernels", **ours)
+    yield patched
+    yield on(patched, "patched_fsdp_compile", "patched_fsdp with torch.compile of each block", compiled=DEFAULT)
 
 
 def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]:
@@ -166,7 +217,7 @@ def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]
     yield on(tuned, f"{name}_autotune_graph", f"{name}_autotune as a CUDA graph of the step", graph=True)
 
 
-def why_not(rung: LadderRung, sheet: StepSheet, dtype: str) -> str:
+def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> str:
     """Why a rung isn't one of a step's; '' if it is."""
     scaled = rung.dtype(dtype) == "float16"
     reasons = {
@@ -174,7 +225,10 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str) -> str:
         f"torch has no foreach {sheet.optimizer}": rung.optimizer == "foreach" and not sheet.foreach,
         "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,
         "the model never calls scaled_dot_product_attention": rung.attention and not sheet.attention,
-        "the model has no list of blocks of one class": rung.checkpoint and not sheet.blocks,
+        "the model has no list of blocks of one class": (
+            (rung.checkpoint or rung.way == "fsdp_keep" or (rung.is_sharded and rung.compiled)) and not sheet.blocks
+        ),
+        "DistributedDataParallel sums gradients before a second stream has them": rung.streams and world > 1,
         "the model has no linear layer": rung.streams and not sheet.linear,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,

@@ -15,7 +15,8 @@ class StepSheet:
     name of its class. fused, foreach: whether that class has such calls. adamw: why our AdamW can't stand for it; '' if
     it can. convolutions (two or more: one alone embeds patches), batch_norm, linear, attention
     (scaled_dot_product_attention), blocks (that repeat): whether the model has some. patched: what `nn.patch` says of
-    the model.
+    the model. world: the most devices that the step is measured on. gradients: bytes of all weights' gradients. unused:
+    how many weights had no gradient in a step.
     """
 
     name: str
@@ -34,6 +35,9 @@ class StepSheet:
     attention: bool = False
     blocks: bool = False
     patched: str = ""
+    world: int = 1
+    gradients: int = 0
+    unused: int = 0
 
     @property
     def has_step(self) -> bool:

@@ -26,7 +26,8 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the StepSheet of a source, after one step of it.
 
     request: source, a path or a library's model; device, torch's name; size, of a library's batch; prefix, of the op's
-    name. Raises UsageError for a source that isn't as it must be, and what the step raises.
+    name; world, the most devices that it will be measured on. Raises UsageError for a source that isn't as it must be,
+    and what the step raises.
     """
     import torch
 
@@ -34,7 +35,14 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     from harness.collection.nn._patch import why_no_adamw
     from harness.collection.steps.ladder import _given
     from harness.collection.steps.ladder._rungs import FLOAT32
-    from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of, has_option, tensors_of
+    from harness.collection.steps.ladder._trainer import (
+        StepSetup,
+        StepTrainer,
+        blocks_of,
+        has_batch_norm,
+        has_option,
+        tensors_of,
+    )
 
     source = str(request["source"])
     if not _given.is_library(source):
@@ -48,7 +56,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{source}: batch() gives no tensor with a first dimension", "give the items of a step in it")
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
-    flops, attends = _one_step(trainer)
+    flops, attends, unused = _one_step(trainer)
     patched = nn.patch(trainer.model, trainer.optimizer)
     fused = has_option(trainer.optimizer, "fused")
     return asdict(
@@ -64,11 +72,14 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             foreach=has_option(trainer.optimizer, "foreach"),
             adamw=why_no_adamw(trainer.optimizer),
             convolutions=sum(isinstance(one, torch.nn.Conv2d) for one in modules) > 1,
-            batch_norm=any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in modules),
+            batch_norm=has_batch_norm(trainer.model),
             linear=any(type(one) is torch.nn.Linear for one in modules),
             attention=attends,
             blocks=repeats,
             patched=str(patched),
+            world=request["world"],
+            gradients=sum(one.numel() * one.element_size() for one in trainer.weights),
+            unused=unused,
         )
     )
 
@@ -82,17 +93,24 @@ def name_of(source: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "_", last.lower()).strip("_")[-_LONGEST:] or "step"
 
 
-def _one_step(trainer: StepTrainer) -> tuple[int, bool]:
-    """The operations of a step, and whether it attends by scaled_dot_product_attention."""
+def _one_step(trainer: StepTrainer) -> tuple[int, bool, int]:
+    """The operations of a step, whether it attends by scaled_dot_product_attention, and weights without a gradient."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    unused = 0
+
+    def see(*_: object) -> None:
+        nonlocal unused
+        unused = sum(one.grad is None for one in trainer.weights)
+
+    trainer.optimizer.register_step_pre_hook(see)
     with _attending() as calls, FlopCounterMode(display=False) as counter:
         loss = trainer.loss_of_step()
     if loss.numel() != 1:
         raise UsageError(
             f"the loss has {loss.numel()} numbers, {tuple(loss.shape)}", "let loss(model, *batch) give one number"
         )
-    return int(counter.get_total_flops()), bool(calls)
+    return int(counter.get_total_flops()), bool(calls), unused
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.collection.steps.ladder import _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.training._settings import captured
@@ -29,6 +30,9 @@ class StepSetup:
 
     half: the case's dtype. chance: what is added to the seed once the model is made, so that dropout draws others.
     calm: whether dropout drops nothing. wide: whether all is in float64.
+
+    rank, world: this rank, and how many there are: each has a batch and random numbers of its own. unused: whether some
+    weights have no gradient in a step.
     """
 
     source: str
@@ -39,11 +43,19 @@ class StepSetup:
     chance: int = 0
     calm: bool = False
     wide: bool = False
+    rank: int = 0
+    world: int = 1
+    unused: bool = False
 
     @property
     def given(self) -> Given:
         """What the source gives."""
         return given(self.source, self.size)
+
+    @property
+    def drawn(self) -> int:
+        """The seed of dropout."""
+        return self.seed + 1 + self.chance + self.rank * _ranks.APART_BY
 
 
 class StepTrainer:
@@ -58,10 +70,16 @@ class StepTrainer:
         if rung.channels_last:
             self.model.to(memory_format=torch.channels_last)
             self.batch = _mapped(self.batch, _channels_last)
-        self.weights = [one for one in self.model.parameters() if one.requires_grad]
         half = rung.dtype(setup.half)
         self.half = getattr(torch, half) if half else None
+        several = setup.world > 1
+        self.is_sharded = several and rung.is_sharded
+        if self.is_sharded:
+            self._shard()
+        self.weights = [one for one in self.model.parameters() if one.requires_grad]
         self.optimizer = self._optimizer()
+        if several and rung.way == "host":
+            _ranks.average_before_steps(self.optimizer, self.weights)
         scaled = half == "float16" and setup.given.step is None
         self.scaler: Any = torch.amp.GradScaler(
             setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled
@@ -79,10 +97,19 @@ class StepTrainer:
 
             self.second_stream = on_two_streams(self.model, setup.device)
         self.called = self.model
-        if rung.compiled:
+        if several:
+            self.called = _ranks.wrapped(self.model, rung, setup.device, unused=setup.unused)
+        self._wrapped = self.called
+        if rung.compiled and not self.is_sharded:
             torch.compiler.reset()
-            self.called = torch.compile(self.model, dynamic=False, mode=rung.compiled)
-        torch.manual_seed(setup.seed + 1 + setup.chance)  # for dropout, whatever numbers were drawn before
+            self.called = torch.compile(self.called, dynamic=False, mode=rung.compiled)
+        self.begin_drawing()
+
+    def begin_drawing(self) -> None:
+        """Begin with the random numbers of dropout, whatever numbers were drawn before."""
+        import torch
+
+        torch.manual_seed(self.setup.drawn)
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step."""
@@ -95,7 +122,7 @@ class StepTrainer:
 
     def as_graph(self) -> Callable[[], torch.Tensor]:
         """The step as a CUDA graph; steps must have been made before."""
-        return captured(self.loss_of_step)
+        return captured(self.loss_of_step, ranks=self.setup.world)
 
     def _own_step(self) -> torch.Tensor:
         """The file's own step."""
@@ -110,11 +137,12 @@ class StepTrainer:
         for weight in self.weights:
             weight.grad = None
         losses = []
-        for part in _parts(self.batch, self.rung.parts):
+        for number, part in enumerate(_parts(self.batch, self.rung.parts), 1):
             positional, named = arguments(part)
-            with self._modes():
-                loss = self.setup.given.loss(self.called, *positional, **named) / self.rung.parts
-            self.scaler.scale(loss).backward()
+            with _ranks.adding_up(self._wrapped, last=number == self.rung.parts):
+                with self._modes():
+                    loss = self.setup.given.loss(self.called, *positional, **named) / self.rung.parts
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         if self.second_stream:
             self.second_stream.join()
@@ -143,6 +171,23 @@ class StepTrainer:
             options["capturable"] = True
         return rebuilt(plain, **options)
 
+    def _shard(self) -> None:
+        """Put our kernels into the model, and compile its blocks, where the rung has it so; then cut weights."""
+        import torch
+
+        from harness.collection import nn
+
+        blocks = [*dict.fromkeys(blocks_of(self.model))]  # before our kernels are in them
+        # Batch norm wants its weights and its statistics in one type.
+        gathered = None if has_batch_norm(self.model) else self.half
+        if self.rung.patched:
+            nn.patch(self.model)  # before FSDP2, which gives modules classes of its own
+        if self.rung.compiled:
+            torch.compiler.reset()
+            for block in blocks:
+                block.forward = torch.compile(block.forward, dynamic=False, mode=self.rung.compiled)
+        _ranks.shard(self.model, self.rung, blocks, gathered)
+
     def _patch(self) -> None:
         """Put our kernels into the model, and our optimizer and scaler in place where the rung has them."""
         import torch
@@ -151,12 +196,13 @@ class StepTrainer:
 
         # Now there is a number of the next call: code that is compiled without one is compiled again with it.
         nn.dropout(torch.zeros(1, device=self.setup.device), 0.5)
-        nn.manual_seed(self.setup.seed + 1 + self.setup.chance)
+        nn.manual_seed(self.setup.drawn)
+        model = torch.nn.Module() if self.is_sharded else self.model  # which has them already if it is in parts
         if self.rung.optimizer == "ours":
-            done = nn.patch(self.model, self.optimizer, self.scaler)
+            done = nn.patch(model, self.optimizer, self.scaler)
             self.optimizer, self.scaler = done.optimizer, done.scaler
         else:
-            nn.patch(self.model)
+            nn.patch(model)
 
 
 def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:
@@ -185,10 +231,10 @@ def model_of(setup: StepSetup) -> torch.nn.Module:
 
 
 def batch_of(setup: StepSetup) -> Any:
-    """The batch on the device, which depends on the seed only."""
+    """The batch on the device, which depends on the seed and the rank only."""
     import torch
 
-    torch.manual_seed(setup.seed)
+    torch.manual_seed(setup.seed + setup.rank * _ranks.APART_BY)
     wide = torch.float64 if setup.wide else None
 
     def placed(one: torch.Tensor) -> torch.Tensor:
@@ -221,6 +267,13 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
             found += children
             inside.update(id(one) for child in children for one in child.modules())
     return found
+
+
+def has_batch_norm(model: torch.nn.Module) -> bool:
+    """Whether a model has batch norm, by a module."""
+    import torch
+
+    return any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in model.modules())
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:

@@ -109,7 +109,7 @@ def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     """Make steps for about `_SECONDS`; report their energy an item, if the GPU counts it, and how busy the GPU is.
 
     The steps come after the timed steps, so that no timed step depends on them. Nothing is reported on a
-    CPU.
+    CPU. Of several GPUs, how busy each of them is isn't reported: a kernel that waits for another rank would count.
     """
     import torch
 
@@ -118,7 +118,8 @@ def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     start = time.perf_counter()
     step()
     torch.cuda.synchronize()
-    count = math.ceil(_SECONDS / (time.perf_counter() - start))
+    # Several ranks wait for each other in each step, so all make as many.
+    count = math.ceil(ctx.group.agree(_SECONDS / (time.perf_counter() - start)))
     begin, start = _joules(), time.perf_counter()
     for _ in range(count):
         step()
@@ -126,7 +127,7 @@ def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     seconds, end = (time.perf_counter() - start) / count, _joules()
     if begin is not None and end is not None and end > begin:
         ctx.report(ENERGY, (end - begin) / (count * items))
-    if busy := _busy_seconds(step):
+    if busy := _busy_seconds(step) if ctx.group.size == 1 else 0.0:
         ctx.report(BUSY, min(1.0, busy / seconds))
 
 

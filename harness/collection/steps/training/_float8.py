@@ -5,7 +5,6 @@ Micikevicius et al. (2022) describe the two types. torchao's recipe "tensorwise"
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,11 @@ def in_float8(model: torch.nn.Module) -> torch.nn.Module:
     """The model, with the products of its blocks in float8. The head's stays: its logits need more digits."""
     import torch
 
+    product = float8_product()  # made here, since torch 2.11 can't compile what makes a class
     for block in blocks_of(model).values():
         for module in block.modules():
             if isinstance(module, torch.nn.Linear):
-                module.forward = partial(linear, module.weight)
+                module.forward = partial(linear, product, module.weight)
     return model
 
 
@@ -36,12 +36,12 @@ def flops(config: LlamaConfig, size: int) -> tuple[tuple[str, int], ...]:
     return (("float8", float8), ("case", every - float8))
 
 
-def linear(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The product of x (..., K) and the weight (M, K): (..., M) in bfloat16.
+def linear(product: type[torch.autograd.Function], weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The product of x (..., K) and the weight (M, K): (..., M) in bfloat16. product: `float8_product()`.
 
     Both sizes, and the rows of x, are multiples of 16.
     """
-    y: torch.Tensor = _function()(x.flatten(0, -2), weight)
+    y: torch.Tensor = product.apply(x.flatten(0, -2), weight)
     return y.unflatten(0, x.shape[:-1])
 
 
@@ -63,7 +63,8 @@ def _product(a: Any, b: Any, *, fast: bool) -> torch.Tensor:
 
 
 @cache
-def _function() -> Callable[..., Any]:
+def float8_product() -> type[torch.autograd.Function]:
+    """The product as a function of torch, with its gradients: x (N, K), weight (M, K) to (N, M)."""
     import torch
 
     class Float8Product(torch.autograd.Function):  # type: ignore[misc] # torch has no types
@@ -82,5 +83,4 @@ def _function() -> Callable[..., Any]:
             dweight = _product((dy.t().contiguous(), scale), of_x, fast=False)
             return dx.to(x.dtype), dweight.to(weight.dtype)
 
-    function: Callable[..., Any] = Float8Product.apply
-    return function
+    return Float8Product

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.training._rungs import Backend, Rung
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
 CHUNK = 2048
 """Tokens whose logits are there at a time: enough for a product to fill a GPU."""
 
 
-def operators(rung: Rung) -> dict[str, Any]:
-    """Functions of torch that a rung has in place of the model's own operators."""
-    parts: dict[str, Any] = {"attention": partial(attention, rung.backend)} if rung.sdpa else {}
+def operators(rung: Rung, tokens: int, device: torch.device) -> dict[str, Any]:
+    """Functions of torch that a rung has in place of the model's own operators, for sequences of so many tokens."""
+    parts: dict[str, Any] = {}
+    if rung.sdpa and rung.backend == "flex":
+        # Made here: torch 2.11 can't compile what makes them together with the attention.
+        parts["attention"] = partial(flex_attention, causal_blocks(tokens, device))
+    elif rung.sdpa:
+        parts["attention"] = partial(attention, rung.backend)
     if rung.chunked and not rung.loss:
         parts["linear_cross_entropy"] = linear_cross_entropy
     return parts
@@ -28,25 +34,21 @@ def attention(backend: Backend, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    if backend == "flex":
-        return flex_attention(q, k, v)
     chosen = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     with sdpa_kernel(chosen[backend]) if backend else nullcontext():
         y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     return y.transpose(1, 2).flatten(2)
 
 
-def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention by torch's flex_attention, which is fast where it is compiled."""
+def flex_attention(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention by torch's flex_attention, which is fast where it is compiled. mask: `causal_blocks`."""
     from torch.nn.attention.flex_attention import flex_attention as flex
 
-    mask = _causal_blocks(q.shape[2], str(q.device))
     y: torch.Tensor = flex(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return y.transpose(1, 2).flatten(2)
 
 
-@cache
-def _causal_blocks(tokens: int, device: str) -> Any:
+def causal_blocks(tokens: int, device: torch.device) -> BlockMask:
     """Which blocks of scores are to be computed."""
     from torch.nn.attention.flex_attention import create_block_mask
 

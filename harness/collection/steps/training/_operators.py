@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 
-def operators(rung: Rung, config: object) -> Any:
+def operators(rung: Rung, config: object, device: torch.device) -> Any:
     """The operators of a model with this configuration; None for the model's own."""
     found = ours(rung, config) if rung.norm or rung.attention else None
-    parts = _of_torch(rung, config)
+    parts = _of_torch(rung, config, device)
     return replace(found or _plain(config), **parts) if parts else found
 
 
@@ -58,10 +58,10 @@ def _attention(config: object) -> dict[str, Any]:
     return {"attention": of_bert} if isinstance(config, BertConfig) else {"window_attention": of_windows}
 
 
-def _of_torch(rung: Rung, config: object) -> dict[str, Any]:
+def _of_torch(rung: Rung, config: object, device: torch.device) -> dict[str, Any]:
     """Functions of torch that a rung has in place of a model's own operators, or of ours."""
     if isinstance(config, LlamaConfig):
-        return _llama.operators(rung)
+        return _llama.operators(rung, config.tokens, device)
     parts: dict[str, Any] = _attention(config) if rung.sdpa and not rung.attention else {}
     if rung.half_norm:
         parts |= {"layer_norm": layer_norm, "softmax": softmax}

@@ -157,8 +157,8 @@ def with_few_labels(batch: Any, config: Config) -> Any:
     return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, config.classes // 2)))
 
 
-def data_parallel(model: torch.nn.Module, device: torch.device) -> Any:
-    """The model in DistributedDataParallel, as a good user sets it up.
+def data_parallel(model: torch.nn.Module, device: torch.device, **options: bool) -> Any:
+    """The model in DistributedDataParallel, as a good user sets it up. options: more of its options.
 
     Gradients are copied into the buckets that are communicated, divided by the number of ranks on the way, and are
     views of the buckets afterwards, so none is copied back. Running statistics of batch norm, which no
@@ -172,6 +172,7 @@ def data_parallel(model: torch.nn.Module, device: torch.device) -> Any:
         process_group=process_group(backend_of(device.type)),
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
+        **options,
     )
 
 

@@ -49,6 +49,8 @@ ALLOWED = 0.5
 in each rung, which makes other losses; a step that updates no weight is off by all of it."""
 SMALLEST_FALL = 0.02
 """The fall of the reference's losses, over the first of them, below which nothing could be told apart."""
+_FLEX_HEAD = 16
+"""Numbers of a head that torch's flex_attention takes at least, where it is compiled for a GPU."""
 
 
 def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: Any) -> Op:
@@ -82,16 +84,21 @@ def add(op: Op, rung: Rung) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What decides which cases of a rung can't run: it is a graph, is about unscaling, or has gradients in halves."""
+    """What decides which cases of a rung can't run.
+
+    It is a graph, is about unscaling, has gradients in halves, or attention by torch's flex_attention.
+    """
 
     graph: bool
     unscales: bool
     in_halves: bool
+    flex: bool
 
 
 def refusal(rung: Rung) -> Callable[[Case], str | None]:
     """The function that says why a case of the rung can't be measured; None if it can."""
-    return _refusal(_Kind(rung.graph, rung.loop or rung.name == UNSCALE.name, rung.adam and rung.half == "pure"))
+    unscales, in_halves = rung.loop or rung.name == UNSCALE.name, rung.adam and rung.half == "pure"
+    return _refusal(_Kind(rung.graph, unscales, in_halves, rung.backend == "flex"))
 
 
 @cache
@@ -108,7 +115,16 @@ def _reason(kind: _Kind, case: Case) -> str | None:
         return f"{why}: leave {STEP}: {GRAPH} out"
     if clip_of(case) is not None and kind.in_halves and case.dtype == "float16":
         return f"a scaler doesn't unscale gradients in float16, which clipping needs: give {CLIP}: {UNCLIPPED}"
+    if kind.flex and case.device == "cuda" and (head := _head(case)) < _FLEX_HEAD:
+        return f"torch's flex_attention takes heads of {_FLEX_HEAD} numbers and more on a GPU, the model's have {head}"
     return "bfloat16 needs no scaled loss" if kind.unscales and case.dtype != "float16" else None
+
+
+def _head(case: Case) -> int:
+    """Numbers of a head of the case's Llama."""
+    config = MODELS[str(case.values["model"])]
+    assert isinstance(config, LlamaConfig)
+    return config.head
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:

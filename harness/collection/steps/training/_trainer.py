@@ -208,7 +208,7 @@ def keep_little(model: torch.nn.Module) -> None:
 
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
-    return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
+    return built(setup.model, _operators.operators(rung, setup.config, setup.device), setup.seed, setup.device)
 
 
 def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:

@@ -92,9 +92,22 @@ def test_orders_of_cublaslts_own_are_of_the_matrices_themselves(lt, address, ord
     assert (said["a"], said["b"]) == (256, 512)
 
 
-def test_the_first_proposal_is_taken_untimed(lt, address):
+def test_the_first_proposal_that_runs_is_taken_untimed(lt, address):
     Matmul(LINEAR)(address(256), address(512), address(1024), bias=address(256))
-    assert lt.calls == ["descriptor", *["layout"] * 3, "preference", "create", "heuristic 1", "matmul 0"]
+    assert lt.calls == ["descriptor", *["layout"] * 3, "preference", "create", "heuristic 8", *["matmul 0"] * 2]
+    lt.broken = (0, 1)
+    matmul = Matmul(LINEAR)
+    for _ in range(2):
+        matmul(address(256), address(512), address(1024), bias=address(256))
+    assert lt.calls[-3:] == ["matmul 2"] * 3
+
+
+def test_a_bias_of_another_alignment_has_an_algorithm_of_its_own(lt, address):
+    matmul = Matmul(LINEAR)
+    for place in (256, 512, 258, 514):
+        matmul(address(256), address(512), address(1024), bias=address(place))
+    assert [name for name in lt.calls if name.startswith("heuristic")] == ["heuristic 8"] * 2
+    assert [said["bias"] for said in lt.multiplied] == [256, 256, 512, 258, 258, 514]
 
 
 def test_the_fastest_of_several_is_chosen_once(lt, address):
@@ -176,7 +189,7 @@ def test_each_device_has_its_handle(lt, address, monkeypatch):
     for device in (0, 1, 0):
         monkeypatch.setattr(torch.cuda, "current_device", lambda own=device: own)
         product(address(256), address(512), address(1024), bias=address(256))
-    first, second, third = (said["handle"] for said in lt.multiplied)
+    _, first, second, third = (said["handle"] for said in lt.multiplied)
     assert first == third != second
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,20 +28,23 @@ Ready = Callable[..., AbstractContextManager[Session]]
 @cache
 def answered(name: str) -> dict[str, Any]:
     """What the survey finds of a step of tests/plugins/steps."""
-    request = {"source": str(STEPS / f"{name}.py"), "device": "cpu", "size": 4, "prefix": "ladder_"}
+    request = {"source": str(STEPS / f"{name}.py"), "device": "cpu", "size": 4, "prefix": "ladder_", "world": 1}
     return ladder.survey(request)
 
 
 @cache
-def op_of(name: str) -> Op:
-    """The op of a step."""
+def op_of(name: str, world: int = 1) -> Op:
+    """The op of a step. world: the most devices that it is measured on."""
     known = answered(name)
-    return ladder.op(**{**known, "gives": tuple(known["gives"])})
+    return ladder.op(**{**known, "gives": tuple(known["gives"]), "world": world})
 
 
 @pytest.fixture(autouse=True)
-def one(one_thread: None) -> None:
-    """Every test here has one thread."""
+def one(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test here has one thread, and gives back what loading a step and compiling it change in the process."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

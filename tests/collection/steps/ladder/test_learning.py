@@ -79,6 +79,17 @@ def test_the_tool_trains_users_steps(tmp_path: Path):
     assert dict(found[1].values)["loss"] == pytest.approx(dict(found[0].values)["loss"], rel=1e-3)
 
 
+def test_what_is_another_rung_on_one_device_isnt_trained(tmp_path: Path):
+    op = op_of("attention", 2)
+    case = Case(op.name, "fsdp", "bfloat16", (("B", 8),), device="cpu")
+    plan = LossPlan(10, 2, 16, tmp_path / "losses-1")
+    with (
+        trainings.started([case], plan, {op.name: op}, devices.kinds()["cpu"]) as train,
+        pytest.raises(EndedError, match="on one device it does what another rung does"),
+    ):
+        train(1)
+
+
 def test_a_rung_that_fails_says_why():
     known = step_of(op_of("uncompilable").variants["compile"])
     assert known

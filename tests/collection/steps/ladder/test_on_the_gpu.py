@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import statistics
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _learning, _rungs
+from harness.collection.steps.ladder._code_ranks import PROGRAM, Ranks
 from harness.collection.steps.ladder._declared import step_of
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue, Op
+from harness.processes.supervisor import Workers
 from tests.collection.steps.ladder.conftest import STEPS
 
 pytestmark = pytest.mark.gpu
+IMAGES = 128
 RUNGS = [rung.name for rung in _rungs.rungs()]
+ATTEMPTS = 3
+"""Tests beside this one use the GPU, which the check of times takes for hidden work where it lasts."""
 MAY_FAIL = {"sdpa_cudnn", "sdpa_flash"}
 """Backends that take no heads of any size: such a rung may say that it fails."""
 
 
+def answered(source: str, size: int = 32, world: int = 1) -> dict[str, Any]:
+    return ladder.survey({"source": source, "device": "cuda", "size": size, "prefix": "ladder_", "world": world})
+
+
 @cache
-def op_of(source: str) -> Op:
-    known = ladder.survey({"source": source, "device": "cuda", "size": 32, "prefix": "ladder_"})
+def op_of(source: str, size: int = 32) -> Op:
+    known = answered(source, size)
     return ladder.op(**{**known, "gives": tuple(known["gives"])})
 
 
@@ -32,7 +48,11 @@ def measured(op, rung, size, dtype="bfloat16", **choices):
     from harness import devices, measure
 
     case = Case(op.name, rung, dtype, (("B", size),), tuple(choices.items()))
-    return measure.measure(Job(case, Timing(0.005, 1.0, 300.0)), op, devices.kinds()["cuda"])
+    for _ in range(ATTEMPTS):
+        found = measure.measure(Job(case, Timing(0.005, 1.0, 300.0)), op, devices.kinds()["cuda"])
+        if "another process uses" not in (found.error or ""):
+            break
+    return found
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -75,11 +95,13 @@ def test_longer_trainings_learn_as_float32_does(rung, dtype):
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("own", "bundled"), [("amp", "amp"), ("fused_optimizer", "fused_optimizer")])
-def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(own, bundled):
-    """In turns, three times each: the medians agree within 2%."""
-    op, other = op_of(str(STEPS / "swin.py")), Catalogue()["swin_train"]
+def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(own, bundled, tmp_path):
+    """In turns, three times each: the medians agree within 2%. 128 images keep the GPU busy, whatever the host does."""
+    step = tmp_path / "swin.py"
+    step.write_text((STEPS / "swin.py").read_text().replace(" 32,", f" {IMAGES},"))
+    op, other = op_of(str(step), IMAGES), Catalogue()["swin_train"]
     model = {name: choice.usual for name, choice in other.choices.items()} | {"model": "swin_tiny"}
-    times = [(measured(op, own, 32).time, measured(other, bundled, 32, **model).time) for _ in range(3)]
+    times = [(measured(op, own, IMAGES).time, measured(other, bundled, IMAGES, **model).time) for _ in range(3)]
     ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
     assert abs(ours / theirs - 1) < 0.02
 
@@ -90,3 +112,57 @@ def test_a_model_of_timm_has_its_rungs():
     for rung in ("amp", "patched", "patched_graph"):
         found = measured(op, rung, 32)
         assert found.status == "ok", found.error
+
+
+ON_TWO = {
+    "eager": ("float32", "tf32", "amp", "fused_optimizer", "accumulate", "checkpoint", "patched"),
+    "graphs": ("graph", "patched_graph"),
+    "parts": ("static_graph", "fsdp", "fsdp_keep", "patched_fsdp"),
+    "compiled": ("compile", "compile_graph"),
+    "parts_compiled": ("fsdp_compile", "patched_fsdp_compile"),
+}
+TRIED = [
+    *((kind, dtype, step) for kind in ("eager", "graphs", "parts") for dtype in ("bfloat16", "float16")
+      for step in ("attention", "convolutions")),
+    *((kind, "bfloat16", "attention") for kind in ("compiled", "parts_compiled")),
+]  # fmt: skip
+
+
+def skip_without_two_gpus() -> None:
+    from harness import devices
+
+    if (devices.kinds()["cuda"].count or 0) < 2:
+        pytest.skip("needs 2 GPUs")
+
+
+@pytest.mark.parametrize(("kind", "dtype", "step"), TRIED)
+def test_rungs_are_right_on_two_gpus(tmp_path, kind, dtype, step):
+    skip_without_two_gpus()
+    known = answered(str(STEPS / f"{step}.py"), world=2)
+    plugin = tmp_path / "ladder.py"
+    plugin.write_text(ladder.plugin(known))
+    found = {}
+    with Workers("cuda", [plugin]) as workers:
+        for rung in ON_TWO[kind]:
+            case = Case(known["name"], rung, dtype, (("B", 8),), world=2)
+            found[rung] = workers.measure(Job(case, Timing(0.02, 0.3, 300.0)))
+    # Only what a step has nothing for isn't measured.
+    errors = {name: one.error for name, one in found.items() if one.status not in ("ok", "unsupported")}
+    assert errors == {}
+    assert any("communication" in dict(one.facts) for one in found.values())
+
+
+@pytest.mark.parametrize("rung", ["accumulate", "patched_graph", "compile", "patched_fsdp"])
+def test_torchrun_trains_on_two_gpus_by_the_code_of_a_rung(tmp_path, rung):
+    skip_without_two_gpus()
+    known = answered(str(STEPS / "attention.py"), world=2)
+    sheet = StepSheet(**{**known, "gives": tuple(known["gives"])})
+    (one,) = (one for one in _rungs.of_sheet(sheet) if one.name == rung)
+    (tmp_path / "attention.py").write_text((STEPS / "attention.py").read_text())
+    (tmp_path / PROGRAM).write_text(ladder.code(one, "bfloat16", "attention.py", sheet.gives, 8, Ranks(2)))
+    command = [sys.executable, "-m", "torch.distributed.run", *Ranks(2).command.split()[1:]]
+    around = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, check=False, timeout=300)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
+    assert len(losses) == 10, done.stderr
+    assert losses[-1] < losses[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from harness.collection.steps.ladder import _rungs
+from harness.collection.steps.ladder import _rungs, report
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Attachment, Case, Measurement, Work
 from harness.report import build, sections
@@ -16,12 +18,13 @@ STEPS = {"float32": 0.2, "amp": 0.1, "fused_optimizer": 0.09, "graph": 0.05, "co
 TAGS = ("ladder", "gives:model", "gives:batch", "gives:loss", "ours:adamw")
 
 
-def case(variant):
-    return Case("ladder_step", variant, "bfloat16", (("B", 32),))
+def case(variant, world=1):
+    return Case("ladder_step", variant, "bfloat16", (("B", 32),), world=world)
 
 
-def timed(variant, seconds):
-    return Measurement(case(variant), "ok", (seconds,) * 11, timer="steady", work=Work(items=32, item="items"))
+def timed(variant, seconds, world=1):
+    work = Work(items=32 * world, item="items")
+    return Measurement(case(variant, world), "ok", (seconds,) * 11, timer="steady", work=work)
 
 
 @pytest.fixture
@@ -147,3 +150,48 @@ def test_a_ladder_whose_baseline_wasnt_trained_judges_no_losses(lines):
     told = sections.sections(found)[0].blocks[0].text
     assert told.startswith("Use patched")
     assert told.endswith("weren't compared: --seeds 5 does so.")
+
+
+def test_several_devices_have_a_recommendation_of_their_own(make_run):
+    """Items are those of both, efficiency is over the same rung on one device, and torchrun starts the program."""
+    sheet = StepSheet("ladder_step", "step.py", "", 32, ("model", "batch", "loss"), world=2, unused=1, optimizer="SGD")
+    alone = {"float32": 0.2, "accumulate": 0.08, "fsdp": 0.01}
+    measured = [
+        *(timed(name, seconds) for name, seconds in alone.items()),
+        *(timed(name, seconds, 2) for name, seconds in {"float32": 0.25, "accumulate": 0.1, "fsdp": 0.2}.items()),
+    ]
+    run = make_run(measured, baseline="float32", tags=_rungs.tags(sheet), source="step.py")
+    ((_, found),) = by_scenario(run)
+    one, _, code, two, _, other, _, start = sections.sections(found)[0].blocks
+    # On one device fsdp does what another rung does.
+    assert one.text.startswith("Use accumulate (bfloat16, B32): 80.00 ms a step, 2.50x")
+    assert "distributed" not in code.text
+    told = "100.0 ms a step, 640.0 items a second on 2 devices, an efficiency of 80.0% (80.0% to 80.0%), 2.50x as fast"
+    assert two.text.startswith(f"Use accumulate (bfloat16, B32, world=2): {told}")
+    assert two.text.endswith("Losses of longer trainings are compared on one device alone.")
+    assert start.text == "torchrun --standalone --nproc-per-node=2 faster.py"
+    for line in ("find_unused_parameters=True,", "with wrapped.no_sync() if number < 2 else nullcontext():"):
+        assert line in other.text
+    compile(other.text, "faster.py", "exec")
+    (line,) = (line for line in found if line.case.variant == "fsdp" and line.case.world == 2)
+    assert (line.values["items"], line.values["efficiency"]) == (pytest.approx(320), pytest.approx(0.05))
+    assert "'foreach': True" in report.program(found, line)
+    assert "fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)" in report.program(found, line)
+
+
+def test_what_a_trace_tells_of_communication_stands_below(make_run):
+    told = replace(timed("amp", 0.1, 2), facts=(("communication", 0.2), ("hidden_by_trace", 0.9)))
+    run = make_run([timed("float32", 0.2), timed("amp", 0.08), told], baseline="float32", tags=TAGS, source="step.py")
+    ((_, found),) = by_scenario(run)
+    (section,) = (one for one in sections.sections(found) if one.title == "Communication")
+    cells = {column.head: column.cells for table in tables(section.blocks) for column in table.columns}
+    assert (cells["case"], cells["communication"], cells["hidden (trace)"]) == (("B32, world=2, amp",), (0.2,), (0.9,))
+
+
+def test_no_training_is_missed_of_a_rung_that_does_what_another_one_does(lines):
+    traces = (learned("float32", 1.0, 1.1, 1.2), learned("graph", 1.1, 1.1, 1.12))
+    steps = {"float32": 0.2, "graph": 0.05, "fsdp": 0.01, "compile": 0.01}
+    _, found = lines(steps=steps, attachments=traces)
+    told, *failed, _ = [block.text for block in sections.sections(found)[0].blocks if isinstance(block, Note)]
+    assert told.startswith("Use graph")
+    assert failed == ["compile isn't among them: it wasn't trained from several seeds"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.collection.steps.ladder import _steps, _survey, _trainer
+from harness.collection.steps.ladder import _reference, _steps, _survey, _trainer
 from harness.collection.steps.ladder._trainer import StepTrainer
 from harness.errors import UsageError
 from harness.model import Case
@@ -26,7 +26,7 @@ def test_honest_rungs_pass(ready, step, rung):
         calls = session.rotation().calls
         calls[0]()
         steps = calls[0].tensors.steps
-        assert not list(_steps.recheck(None, calls[0].tensors, calls[0]))
+        assert not list(_steps.recheck(session._ctx, calls[0].tensors, calls[0]))
         assert steps.made > 10
 
 
@@ -101,7 +101,7 @@ def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
         raise ValueError("no such layer")
 
     monkeypatch.setattr(StepTrainer, "_backward", fail)
-    _steps._reference_losses.cache_clear()
+    _reference.forget()
     with pytest.raises(UsageError, match="the step itself fails, as the file has it: ValueError: no such layer"):
         ready("attention", "amp").__enter__()
 
@@ -167,4 +167,6 @@ def test_a_timed_step_that_ignores_its_batch_is_found(ready):
         # The labels no longer fit the images, which the model has learned by now.
         for _ in range(30):
             call()
-        assert "a timed step on a new batch has a loss of" in "; ".join(_steps.recheck(None, call.tensors, call))
+        assert "a timed step on a new batch has a loss of" in "; ".join(
+            _steps.recheck(session._ctx, call.tensors, call)
+        )

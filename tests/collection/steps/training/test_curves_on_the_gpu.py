@@ -14,7 +14,8 @@ from harness.model import Case
 
 pytestmark = pytest.mark.gpu
 MODELS = {"resnet50_train": "resnet_toy", "bert_train": "bert_toy", "swin_train": "swin_toy"}
-EVERY = [(op, rung.name) for op, rungs in LADDERS.items() for rung in rungs if not rung.compiled]
+"""Steps whose loss is scaled: a Llama's is in bfloat16, which has the exponents of float32."""
+EVERY = [(op, rung.name) for op in MODELS for rung in LADDERS[op] if not rung.compiled]
 
 
 @cache

@@ -13,13 +13,14 @@ from torch.autograd import DeviceType
 
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import ACTIVATIONS, ENERGY, PEAK_MEMORY, WEIGHTS
+from harness.ranks import ALONE
 
 
 class Asked:
     """What a case is given of its context, on a kind of device; `told` has the figures."""
 
     def __init__(self, kind: str = "cuda") -> None:
-        self.device = torch.device(kind)
+        self.device, self.group = torch.device(kind), ALONE
         self.told: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:

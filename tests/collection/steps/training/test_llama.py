@@ -54,15 +54,16 @@ def part(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.T
     ids=["no mask", "other groups", "no turns", "one turned back", "gate for up", "tokens left out"],
 )
 def test_a_wrong_operator_is_found(wrong, monkeypatch):
-    monkeypatch.setattr(_llama, "operators", lambda _: wrong)
+    monkeypatch.setattr(_llama, "operators", lambda *_: wrong)
     assert _first_step.complaints(RUNGS["sdpa"], SETUP)
 
 
 @pytest.mark.parametrize("backend", ["", "flash", "flex"])
 def test_attention_of_torch_is_that_of_the_model(backend):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, 16, 8, requires_grad=True) for heads in (4, 2, 2))
-    ours = _llama.attention(backend, *((one.detach() for one in (q, k, v)) if backend == "flex" else (q, k, v)))
+    q, k, v = (torch.randn(2, heads, 16, 8, requires_grad=backend != "flex") for heads in (4, 2, 2))
+    rung = next(rung for rung in LLAMA if rung.sdpa and rung.backend == backend)
+    ours = _llama.operators(rung, 16, torch.device("cpu"))["attention"](q, k, v)
     torch.testing.assert_close(ours, llama.attention(q, k, v), rtol=1e-4, atol=1e-5)
 
 
@@ -82,7 +83,7 @@ def test_logits_in_parts_have_the_same_loss_and_gradients(tokens):
 def test_blocks_that_keep_little_are_computed_twice(monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(llama, "swiglu", lambda gate, up: calls.append(0) or torch.nn.functional.silu(gate) * up)
-    monkeypatch.setattr(_llama, "operators", lambda _: {"swiglu": llama.swiglu})
+    monkeypatch.setattr(_llama, "operators", lambda *_: {"swiglu": llama.swiglu})
     for name, times in (("sdpa", 1), ("recompute", 2)):
         calls.clear()
         Trainer(RUNGS[name], SETUP).loss_of_step()
@@ -96,7 +97,7 @@ def test_a_product_in_float8_is_off_by_its_digits():
     torch.manual_seed(0)
     x, weight = (torch.randn(rows, 64, dtype=torch.bfloat16, requires_grad=True) for rows in (32, 48))
     slope = torch.randn(2, 16, 48, dtype=torch.bfloat16)
-    found = _float8.linear(weight, x.view(2, 16, 64))
+    found = _float8.linear(_float8.float8_product(), weight, x.view(2, 16, 64))
     wanted = (x.double() @ weight.double().t()).view(2, 16, 48)
     gradients = torch.autograd.grad(found, (x, weight), slope)
     expected = torch.autograd.grad(wanted, (x, weight), slope.double())

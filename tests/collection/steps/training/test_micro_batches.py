@@ -133,11 +133,22 @@ def test_every_rung_takes_micro_batches():
     assert all(_steps.refusal(rung)(case("llama_train", rung.name, micro_batches=2)) is None for rung in LLAMA)
 
 
+def test_flex_attention_refuses_small_heads_on_a_gpu_alone():
+    found = case("llama_train", "compile_flex")
+    reason = _steps.refusal(rung_of("llama_train", "compile_flex"))
+    assert reason(found) is None
+    assert "the model's have 8" in reason(replace(found, device="cuda"))
+    large = tuple((name, "llama_1b" if name == "model" else value) for name, value in found.choices)
+    assert reason(replace(found, choices=large, device="cuda")) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("rung", [rung for rung in LLAMA if rung.compiled != AUTOTUNE], ids=lambda rung: rung.name)
 def test_the_first_step_of_every_rung_is_right_on_a_gpu(rung, parts):
     """Graphs of all micro-batches among them; compiled rungs are compiled."""
+    if reason := _steps.refusal(rung)(replace(case("llama_train", rung.name), device="cuda")):
+        pytest.skip(reason)
     asked = replace(SETUP, device=torch.device("cuda", 0), micro_batches=parts)
     found = _first_step.complaints(rung, asked)
     forget_compiled()

@@ -94,7 +94,9 @@ def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dro
     same = {"name": "", "summary": "", "base": "", "rows": ()}
     assert replace(in_bits, dropout=False, **same) == replace(in_bytes, **same)
     assert replace(joined, bias_residual=False, **same) == replace(in_bits, **same)
-    one, other, last = (_operators.operators(rung, MODELS["bert_toy"]) for rung in (in_bytes, in_bits, joined))
+    one, other, last = (
+        _operators.operators(rung, MODELS["bert_toy"], torch.device("cpu")) for rung in (in_bytes, in_bits, joined)
+    )
     assert one.dropout is torch.nn.functional.dropout
     assert other.dropout is last.dropout is nn.dropout
     assert one.dense_dropout_add.func is other.dense_dropout_add.func is _operators.dense_dropout_add

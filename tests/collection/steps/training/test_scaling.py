@@ -336,6 +336,7 @@ def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("op", MODELS)
 def test_one_gpu_trains_by_a_graph(catalogue: Catalogue, op: str) -> None:
     """The check holds all of its losses to the reference's, and each of these steps is a replay."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from harness import units
 from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._code import code
+from harness.collection.steps.ladder._code_ranks import PROGRAM, Ranks
 from harness.collection.steps.training import report as training
-from harness.collection.steps.training.report import losses
+from harness.collection.steps.training.report import hidden, losses
 from harness.model import FAILED
 from harness.report.frame import Line, setting
 from harness.report.tree import Block, CommandLine, Note, Section
@@ -24,6 +25,7 @@ def sections(lines: Sequence[Line]) -> Iterator[Section]:
     if advice:
         yield Section("What to use", tuple(advice))
     yield from training.sections(lines)
+    yield from hidden.sections(lines)
 
 
 def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
@@ -38,13 +40,19 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
 def fastest(lines: Sequence[Line]) -> Line | None:
     """The fastest rung whose losses and gradients were right; None if none has a time.
 
-    Where rungs were trained from several seeds, its losses must lie within the spread of the baseline's seeds.
+    A rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
+    lie within the spread of the baseline's seeds.
     """
-    timed = [line for line in lines if line.result.status == "ok" and line.result.time]
+    timed = [line for line in lines if line.result.status == "ok" and line.result.time and not _is_idle(line)]
     if learned := _learned(lines):
         kept = {rung.line.case.id for rung in learned.rungs if rung is learned.baseline or learned.is_within(rung)}
         timed = [line for line in timed if line.case.id in kept]
     return min(timed, key=lambda line: line.result.time or 0.0, default=None)
+
+
+def _is_idle(line: Line) -> bool:
+    """Whether a rung changes nothing, since it is about several devices and has one."""
+    return line.case.world == 1 and line.case.variant in _rungs.OF_RANKS
 
 
 def _learned(lines: Sequence[Line]) -> losses.LossGroup | None:
@@ -62,7 +70,12 @@ def program(lines: Sequence[Line], best: Line) -> str:
     timed = [line.case.variant for line in lines if line.result.time]
     rung = next((one for one in _rungs.of_tags(scenario.tags, timed) if one.name == best.case.variant), None)
     gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
-    return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"]) if rung else ""
+    ranks = _ranks(best)
+    return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"], ranks) if rung else ""
+
+
+def _ranks(best: Line) -> Ranks:
+    return Ranks(best.case.world, _rungs.UNUSED in best.scenario.tags)
 
 
 def _groups(lines: Sequence[Line]) -> list[list[Line]]:
@@ -83,25 +96,45 @@ def _advice(group: Sequence[Line]) -> Iterator[Block]:
     if text := program(group, best):
         yield Note(f"The code of {best.case.variant}{beside}:")
         yield CommandLine(text)
+        if best.case.world > 1:
+            yield Note(f"Saved as {PROGRAM}, it is started by torchrun, with a process for each device:")
+            yield CommandLine(_ranks(best).command)
 
 
 def _told(group: Sequence[Line], best: Line) -> str:
     base = next((line for line in group if line.case.variant == best.scenario.baseline), None)
     name, where = best.case.variant, f"{best.case.dtype}, {setting(best.case)}"
     took = units.seconds(best.result.time or 0.0)
+    together = _together(best)
     if base is None or not base.result.time or base is best:
-        return f"The fastest rung is {name} ({where}): {took} a step."
+        return f"The fastest rung is {name} ({where}): {took} a step{together}."
     gained = units.ratio(base.result.time / (best.result.time or 1.0))
     return (
-        f"Use {name} ({where}): {took} a step, {gained} as fast as {base.case.variant}; its gradients, and the losses "
-        f"of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be. "
+        f"Use {name} ({where}): {took} a step{together}, {gained} as fast as {base.case.variant}; its gradients, and "
+        f"the losses of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be. "
         f"{_of_seeds(group, best)}"
     )
+
+
+def _together(best: Line) -> str:
+    """What several devices do together, in a part of a sentence."""
+    world, values = best.case.world, best.values
+    items = values.get("items")
+    if world == 1 or not items:
+        return ""
+    told = f", {units.significant(items)} items a second on {world} devices"
+    share, low, high = (values.get(name) for name in ("efficiency", "efficiency_low", "efficiency_high"))
+    if not share:
+        return told
+    between = f" ({units.percent(low)} to {units.percent(high)})" if low and high else ""
+    return f"{told}, an efficiency of {units.percent(share)}{between}"
 
 
 def _of_seeds(group: Sequence[Line], best: Line) -> str:
     """What longer trainings say of a rung, in a sentence."""
     learned = _learned(group)
+    if learned is None and best.case.world > 1:
+        return "Losses of longer trainings are compared on one device alone."
     if learned is None:
         return "Losses of longer trainings weren't compared: --seeds 5 does so."
     steps, _, seeds = learned.baseline.plan
@@ -123,7 +156,7 @@ def _failures(group: Sequence[Line]) -> Iterator[Note]:
     if learned := _learned(group):
         trained = {rung.line.case.id for rung in learned.rungs}
         for line in group:
-            if line.result.status == "ok" and line.case.id not in trained:
+            if line.result.status == "ok" and line.case.id not in trained and not _is_idle(line):
                 yield Note(f"{line.case.variant} isn't among them: it wasn't trained from several seeds", "warning")
         for rung in learned.off:
             low, high = learned.band

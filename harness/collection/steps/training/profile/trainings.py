@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from harness import devices
 from harness.collection.steps.ladder._declared import step_of
-from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._rungs import OF_RANKS, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training import _curves, _ladders
 from harness.collection.steps.training._curves import TrainingCurve
@@ -80,8 +80,11 @@ def _processes(device: Device) -> int:
 
 def _obstacle(case: Case, catalogue: Catalogue) -> str:
     """Why a case can't be trained; '' if it can."""
-    if _ladders.rung_of(case.op, case.variant) is None and _own_step(case, catalogue) is None:
+    own = _own_step(case, catalogue)
+    if _ladders.rung_of(case.op, case.variant) is None and own is None:
         return "it isn't a step of a training"
+    if own and own[0].name in OF_RANKS:
+        return "on one device it does what another rung does"
     unsupported = catalogue[case.op].variants[case.variant].unsupported
     return (unsupported(case) if unsupported else None) or ""
 

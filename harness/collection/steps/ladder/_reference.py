@@ -1,0 +1,194 @@
+"""What a rung of a user's step is held to: the step as the file has it, and how far off others may be.
+
+Gradients are compared weight by weight, as the optimizer saw them in the first step of a twin of the rung, whose
+dropout drops nothing as far as modules say their share. How far off they may be is measured: as far as torch's
+autocast, or float32, puts it for this model, and as far as chance puts it, each times four. A compiled rung's twin is
+compiled.
+
+Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which the host
+computes in the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from harness.collection.steps.ladder import _ranks
+from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
+from harness.collection.steps.training._first_step import FLAT, MOST, TIMES
+from harness.collection.steps.training._settings import forget_compiled, math_modes
+from harness.collection.steps.training._steps import STEPS
+from harness.collection.steps.training._trainer import whole
+
+if TYPE_CHECKING:
+    import torch
+
+BY_HOST = replace(FLOAT32, way="host")
+_YARDS = 4.0
+"""How far off a gradient may be, over how far torch's own is, and over how far chance puts it."""
+_FLOOR = {"float64": 2.0**-12, "float32": 2.0**-12, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The unit in the last place of a type; for float32 what sums over a batch and fast convolutions lose of it."""
+_NAMED = 3
+
+Gradients = Mapping[str, "torch.Tensor"]
+
+
+@lru_cache(maxsize=2)
+def reference_losses(setup: StepSetup) -> tuple[tuple[float, ...], float]:
+    """The reference's losses, and how far chance puts them apart."""
+    with math_modes(tf32=False):
+        wanted = _losses(setup, STEPS)
+        others = _losses(replace(setup, chance=1), STEPS if _draws(setup) else 1)
+    return wanted, max(abs(one - other) for one, other in zip(wanted, others, strict=False))
+
+
+def _losses(setup: StepSetup, count: int) -> tuple[float, ...]:
+    import torch
+
+    trainer = _reference_trainer(setup)
+    return tuple(torch.stack([trainer.loss_of_step().double() for _ in range(count)]).tolist())
+
+
+def _draws(setup: StepSetup) -> bool:
+    """Whether the loss depends on chance, on any rank."""
+    first, other = (_losses(replace(setup, chance=chance, world=1), 1) for chance in (0, 1))
+    return _ranks.agreed(first != other, setup.world)
+
+
+def _reference_trainer(setup: StepSetup) -> StepTrainer:
+    return StepTrainer(BY_HOST, replace(setup, wide=can_be_wide(setup)))
+
+
+@lru_cache(maxsize=2)
+def can_be_wide(setup: StepSetup) -> bool:
+    """Whether the model can be trained in float64 on a CPU, on all ranks; some have float32 written out."""
+    if setup.device.type != "cpu":
+        return False
+    fails = False
+    try:
+        StepTrainer(FLOAT32, replace(setup, wide=True, world=1)).loss_of_step()
+    except (RuntimeError, TypeError, ValueError):
+        fails = True
+    return not _ranks.agreed(fails, setup.world)
+
+
+def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
+    """What is wrong with the gradients of the rung's twin, and with weights that it left as they were."""
+    calm = replace(setup, calm=True)
+    wanted = _reference_gradients(calm)
+    kind = rung.dtype(setup.half) or rung.arithmetic
+    # A graph replays kernels that its twin without a graph launches too.
+    twin = replace(rung, name="", summary="", base="", graph=False)
+    found, moved = _compiled_gradients(twin, calm) if rung.compiled else _first_gradients(twin, calm)
+    names = wanted.names
+    missing = [name for name in names if name not in found or not bool(found[name].any())]
+    if missing:
+        yield f"weights: {len(missing)} of {len(names)} had no gradient: {_listed(missing)}"
+    still = [name for name in names if name in found and name not in moved]
+    if still:
+        yield f"weights: the first step left {len(still)} of {len(names)} as they were: {_listed(still)}"
+    yards = _yardstick(calm, kind)
+    far = {}
+    for name in names - {*missing}:
+        allowed = min(MOST, max(TIMES * _FLOOR[kind], _YARDS * (yards.get(name, 0.0) + wanted.spread[name])))
+        if not (off := _distance(found[name], wanted.gradients[name])) <= allowed:
+            far[name] = f"{name} by {off:.2%}, allowed are {allowed:.2%}"
+    if far:
+        yield f"weights: the gradient of the first step is off: {_listed([far[name] for name in sorted(far)])}"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGradients:
+    """What the first step's gradients must be: by name, in the host's memory.
+
+    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each.
+    """
+
+    gradients: Gradients
+    names: frozenset[str]
+    spread: Mapping[str, float]
+
+
+@lru_cache(maxsize=1)
+def _reference_gradients(calm: StepSetup) -> WantedGradients:
+    with math_modes(tf32=False):
+        found, _ = _made(_reference_trainer(calm))
+        others = _made(_reference_trainer(replace(calm, chance=1)))[0] if _draws(calm) else found
+    sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
+    count = sum(one.numel() for one in found.values())
+    typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
+    names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
+    return WantedGradients(found, names, {name: _distance(others[name], found[name]) for name in names})
+
+
+@lru_cache(maxsize=8)
+def _yardstick(calm: StepSetup, kind: str) -> Mapping[str, float]:
+    """How far off the gradients of eager torch are that computes in this type."""
+    tf32 = replace(BY_HOST, tf32=kind != "float32")
+    rung = tf32 if kind in ("float32", "tf32") else replace(tf32, half="own" if kind == calm.half else "other")
+    found, _ = _first_gradients(rung, calm)
+    wanted = _reference_gradients(calm)
+    return {name: _distance(found[name], wanted.gradients[name]) for name in wanted.names & found.keys()}
+
+
+@lru_cache(maxsize=8)
+def _compiled_gradients(rung: LadderRung, calm: StepSetup) -> tuple[Gradients, frozenset[str]]:
+    """The gradients of compiled code. They are kept, since to compile takes long."""
+    try:
+        return _first_gradients(rung, calm)
+    finally:
+        forget_compiled()
+
+
+def _first_gradients(rung: LadderRung, calm: StepSetup) -> tuple[Gradients, frozenset[str]]:
+    with math_modes(rung.tf32):
+        return _made(StepTrainer(rung, calm))
+
+
+def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
+    """The gradients that the optimizer saw in a step, unscaled, and the names of the weights that the step changed."""
+    import torch
+
+    seen: dict[str, torch.Tensor] = {}
+    named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
+    before = {name: whole(one.detach()).clone() for name, one in named}
+    optimizer = trainer.optimizer
+
+    def see(*_: object) -> None:
+        # Torch's fused optimizers unscale gradients themselves.
+        scaled = trainer.scaler.is_enabled() and trainer.rung.optimizer == "fused"
+        scale = trainer.scaler.get_scale() if scaled else 1.0
+        seen.update({name: (whole(one.grad.detach()) / scale).cpu() for name, one in named if one.grad is not None})
+
+    hook = optimizer.register_step_pre_hook(see)
+    try:
+        trainer.loss_of_step()
+    finally:
+        hook.remove()
+    resting = {id(one) for group in optimizer.param_groups if not group.get("lr") for one in group["params"]}
+    # Every rank puts together the parts of every weight.
+    after = {name: whole(one.detach()) for name, one in named}
+    moved = {name for name, one in named if id(one) in resting or not torch.equal(after[name], before[name])}
+    return seen, frozenset(moved)
+
+
+def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
+    """How far a gradient is from another one, over the length of that."""
+    wide = want.double()
+    return float((got.double() - wide).norm() / wide.norm())
+
+
+def _listed(names: list[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:_NAMED]) + (f", and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def forget() -> None:
+    """Forget all losses and gradients that are kept."""
+    for kept in (reference_losses, can_be_wide, _reference_gradients, _yardstick, _compiled_gradients):
+        kept.cache_clear()

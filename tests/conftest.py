@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from harness import devices
+from harness import devices, intact
 from harness.devices.cpu import Cpu
 from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
@@ -39,8 +39,9 @@ WORKERS = "FORKED_WORKERS"
 """The variable that says that workers of pytest-xdist are forked by it, too."""
 
 LONGEST = (
-    "test_kernels.py", "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py",
-    "test_many_ranks.py",
+    "test_many_ranks.py", "test_emulated_kernels.py", "test_end_to_end.py", "test_ladder.py", "test_runs.py",
+    "test_runner.py", "test_reference.py", "test_plots.py", "test_support.py", "test_every_op.py",
+    "test_compiled_gradients.py", "test_sharded.py",
 )  # fmt: skip
 """Files that take longest. One that began last would run alone in the end."""
 
@@ -58,6 +59,9 @@ def _without_gpu(config: pytest.Config) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("gpu"):
+            item.fixturenames.insert(item.fixturenames.index("process_put_back"), "turn_on_the_gpu")
 
 
 # Nearly all that collecting makes stays, torch and thousands of tests: a search for garbage would only take time.
@@ -67,9 +71,11 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A shell has what it starts in the background ignore Ctrl-C, and so would the processes that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell has what it starts in the background ignore Ctrl-C, nohup has it ignore the end of its terminal, and so would
+# the processes that tests send these signals.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for other threads takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -142,7 +148,7 @@ def _large_at_once() -> int:
     return devices.kinds()["cuda"].machine().devices[0].memory_bytes // _LARGE
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def turn_on_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of several processes share the GPU, but tests marked `alone` have it for themselves.
 
@@ -151,9 +157,6 @@ def turn_on_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     has room for two of them or more; elsewhere they are alone. Afterwards the memory that torch keeps for later goes
     back to the device, for the tests of other processes.
     """
-    if not request.node.get_closest_marker("gpu"):
-        yield
-        return
     large = request.node.get_closest_marker("large") is not None
     beside = large and _large_at_once() > 1
     alone = request.node.get_closest_marker("alone") or (large and not beside)
@@ -193,27 +196,22 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered(process_put_back: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
-    for noted in ("_remembered", "_others", "_watched"):
-        monkeypatch.setattr(f"harness.intact.{noted}", {})
-
-
-@pytest.fixture(autouse=True)
-def nothing_made_small() -> Iterator[None]:
-    """Later tests of this process would measure with the short times and the small cache of plugins/small.py."""
-    yield
-    assert isinstance(vars(Cpu)["cache_bytes"], property), "plugins/small.py was loaded here: start a process for it"
-
-
-@pytest.fixture(autouse=True)
 def process_put_back() -> Iterator[None]:
-    """What code under test leaves changed in its process would decide by the order of tests which later test fails."""
+    """What code under test leaves changed in its process would decide by the order of tests which later test fails.
+
+    Of functions nothing is remembered: tests replace them, which a worker in this process would take for a variant's
+    doing. All of this is one fixture, since each one takes 0.2 ms of each of thousands of tests.
+    """
     hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()
     ours = {name: value for name, value in os.environ.items() if name.startswith("HARNESS_")}
     torch = sys.modules.get("torch")
     precision = torch.get_float32_matmul_precision() if torch else ""
+    noted = {name: getattr(intact, name) for name in ("_remembered", "_others", "_watched")}
+    for name in noted:
+        setattr(intact, name, {})
     yield
+    for name, value in noted.items():
+        setattr(intact, name, value)
     sys.excepthook = hook
     sys.path[:] = path
     os.chdir(folder)
@@ -222,13 +220,13 @@ def process_put_back() -> Iterator[None]:
     os.environ.update(ours)
     if torch and torch.get_float32_matmul_precision() != precision:
         torch.set_float32_matmul_precision(precision)
+    # Later tests would measure with short times and a small cache.
+    assert isinstance(vars(Cpu)["cache_bytes"], property), "plugins/small.py was loaded here: start a process for it"
 
 
 @pytest.fixture
-def guarded(nothing_remembered: None) -> None:
+def guarded(process_put_back: None) -> None:
     """What a measuring process remembers before it loads plug-ins."""
-    from harness import intact
-
     intact.remember()
 
 

@@ -212,13 +212,13 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert [case for case, _ in log(tmp_path)] == [jobs[i].case.id for i in (0, 1, 1, 2)]
     assert run.header.finished
     assert watcher.plan == (3, 1)
-
     # Now there is nothing left, and nothing starts.
     monkeypatch.setattr("harness.processes.team.Rank", None)
     assert run_jobs(tmp_path / "run", *jobs, resume=True, watcher=watcher) == run
     assert watcher.plan == (3, 3)
 
 
+@pytest.mark.slow  # store/test_folder.py has the second run, cli/test_runs.py Ctrl-C in a command
 @pytest.mark.cold
 def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     tmp_path: Path,
@@ -262,7 +262,6 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     before = store.load(tmp_path / "run")
     assert 0 < len(before.measurements) < 12
     assert len(before.losses) == 1
-
     run = run_jobs(tmp_path / "run", *jobs, resume=True)
     assert [m.case for m in run.measurements] == [j.case for j in jobs]
     assert run.losses == before.losses

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from harness.cli import app
 from harness.cli.ladder import _worlds
 from harness.errors import UsageError
 from harness.processes import supervisor
@@ -38,8 +40,8 @@ def step(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def climbed(harness: Harness) -> subprocess.CompletedProcess[str]:
-    """A ladder of three rungs, one of which the step has nothing for."""
-    return harness("ladder", STEP, *QUICK)
+    """A ladder of three rungs, one of which the step has nothing for, with losses from several seeds."""
+    return harness("ladder", STEP, *QUICK, "--seeds=3", "--steps=10")
 
 
 def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
@@ -61,6 +63,16 @@ def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
     assert done.stdout.count("loss ") == 10, done.stderr
 
 
+def test_losses_from_several_seeds_are_part_of_the_recommendation(
+    climbed: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert "trainings of 10 steps from 3 seeds: 6 of them, steps of " in climbed.stderr
+    report = (folder / "mine" / "report.md").read_text()
+    assert "10 steps on a few batches of 32 that repeat, from 3 seeds" in report
+    told = r"The mean losses of [01] of 1 rungs lie within the spread of the seeds of float32"
+    assert re.search(told, climbed.stdout)
+
+
 def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     climbed: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:
@@ -75,16 +87,6 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     (folder / "mine" / "report.md").unlink()
     assert harness("report", "mine").returncode == 0
     assert "What to use" in (folder / "mine" / "report.md").read_text()
-
-
-def test_losses_from_several_seeds_are_part_of_the_recommendation(harness: Harness, folder: Path) -> None:
-    arguments = [argument for argument in QUICK if not argument.startswith("--output")]
-    done = harness("ladder", STEP, *arguments, "--seeds=3", "--steps=10", "--output=learned")
-    assert done.returncode == 0, done.stderr
-    assert "trainings of 10 steps from 3 seeds: 6 of them, steps of " in done.stderr
-    report = (folder / "learned" / "report.md").read_text()
-    assert "10 steps on a few batches of 32 that repeat, from 3 seeds" in report
-    assert re.search(r"The mean losses of [01] of 1 rungs lie within the spread of the seeds of float32", done.stdout)
 
 
 def test_two_ranks_are_measured_beside_one(harness: Harness, folder: Path) -> None:
@@ -125,15 +127,18 @@ def test_more_devices_than_there_are_can_be_looked_at_alone(monkeypatch: pytest.
         (["both.py"], "defines both loss and step"),
     ],
 )
-def test_what_cant_be_climbed_says_why(harness: Harness, folder: Path, arguments: list[str], told: str) -> None:
+def test_what_cant_be_climbed_says_why(
+    folder: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "empty.py").write_text("import torch\n")
     (folder / "both.py").write_text("".join(f"def {name}(*_): ...\n" for name in ("model", "batch", "loss", "step")))
     fails = (
         "import torch\ndef model():\n    return torch.nn.Linear(2, 2)\ndef batch():\n    raise ValueError('no data')\n"
     )
     (folder / "fails.py").write_text(fails)
-    done = harness("ladder", *arguments, "--device=cpu")
-    assert done.returncode == 2
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["ladder", *arguments, "--device=cpu"])
+    assert done.exit_code == 2
     assert told in done.stderr.replace("\n", " ")
 
 

@@ -287,7 +287,8 @@ def test_a_run_that_timed_nothing_is_no_success(
     assert not said or caught.value.exit_code == Exit.CASES_FAILED
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# That one signal is heard as another one is, processes/test_ending.py has.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_prints_what_there_is_and_how_to_go_on(
     folder: Path, harness: Harness, environment: Environment, number: signal.Signals
 ) -> None:

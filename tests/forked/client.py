@@ -18,6 +18,8 @@ MOST_FILES = 253
 """What one message to the server may carry."""
 WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """The arguments of a worker of pytest-xdist, which reads on standard input what it is to do."""
+OPTIONS = (["-P"], ["-u"])
+"""Options of Python before a script or a module that is forked: the harness gives the first, torchrun the second."""
 
 
 def main() -> None:
@@ -35,10 +37,10 @@ def main() -> None:
 
 
 def can_be_forked(arguments: list[str]) -> bool:
-    """Whether they are a script or a module and its arguments, with no option of Python but `-P`, or a worker's."""
+    """Whether they are a script or a module and its arguments, after one of OPTIONS or none, or a worker's."""
     if arguments == WORKER:
         return "FORKED_WORKERS" in os.environ
-    match arguments[arguments[:1] == ["-P"] :]:
+    match arguments[arguments[:1] in OPTIONS :]:
         case ["-m", _, *_]:
             return True
         case [first, *_]:

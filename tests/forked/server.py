@@ -211,7 +211,12 @@ def become(asked: Asked) -> None:
     os.environ.update(asked.variables)
     sys.executable = str(Path(sys.argv[1]) / "python")
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    assert isinstance(sys.stderr, io.TextIOWrapper)
+    if asked.arguments[0] == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=False, write_through=True)
+    else:
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
     if threads := os.environ.get("OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))
 
@@ -220,7 +225,8 @@ def run(arguments: list[str]) -> None:
     """Run a script, a module or a worker of pytest-xdist as Python does."""
     safe = "PYTHONSAFEPATH" in os.environ or arguments[0] == "-P"
     sys.orig_argv = [sys.executable, *arguments]
-    arguments = arguments[arguments[0] == "-P" :]
+    worker = arguments[:2] == ["-u", "-c"]
+    arguments = arguments[arguments[0] in ("-P", "-u") :]
     module = arguments[0] == "-m"
     sys.argv = arguments[module:]
     own = Path.cwd() if module else Path(sys.argv[0]).resolve().parent
@@ -228,9 +234,9 @@ def run(arguments: list[str]) -> None:
     sys.path[:0] = map(str, entries if safe else [own, *entries])
     importlib.invalidate_caches()
     sys.modules["__main__"] = main = types.ModuleType("__main__")
-    if arguments[0] == "-u":
+    if worker:
         # A worker of pytest-xdist. It loads the harness itself, as pytest alone does, since tests change its modules.
-        exec(arguments[2], main.__dict__)
+        exec(arguments[1], main.__dict__)
         return
     load().install(run=arguments)
     if module:

@@ -24,7 +24,8 @@ print(json.dumps({
     "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "variables": dict(os.environ), "mask": os.umask(0),
     "given": sys.stdin.read(), "name": __name__, "file": __file__, "main": list(sys.modules["__main__"].__dict__) != [],
     "signals": [str(signal.getsignal(number)) for number in range(1, signal.SIGSYS + 1)],
-    "out": [sys.stdout.encoding, sys.stdout.line_buffering], "err": [sys.stderr.encoding, sys.stderr.line_buffering],
+    "out": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through],
+    "err": [sys.stderr.encoding, sys.stderr.line_buffering, sys.stderr.write_through],
     "inheritable": os.get_inheritable(pipe), "files": sorted(map(int, os.listdir("/proc/self/fd"))),
 }))
 os.write(pipe, b"by another pipe")
@@ -48,7 +49,7 @@ def real(script):
     return ran([script], env=os.environ | {"FORKED_COLD": "1"})
 
 
-@pytest.mark.parametrize("options", [[], ["-P"]])
+@pytest.mark.parametrize("options", [[], ["-P"], ["-u"]])
 @pytest.mark.parametrize("by", ["script", "module"])
 def test_it_finds_all_as_a_real_one_does(script, tmp_path, options, by):
     script.write_text(TELLS)
@@ -216,6 +217,14 @@ def test_it_has_the_harness_loaded_where_it_would_load_the_same_files(script, tm
     other.touch()
     (tmp_path / "harness" / "__init__.py").touch()
     assert ran([script]).stdout.split() == ["False", "False", "False", str(other)]
+
+
+def test_it_has_read_the_files_of_the_harness(script):
+    script.write_text(
+        "from harness import comments, source\nprint(comments.without_comments.cache_info().currsize > 99)"
+    )
+    assert ran([script]).stdout == "True\n"
+    assert real(script).stdout == "False\n"
 
 
 def test_a_loaded_module_that_is_run_runs_anew():

@@ -282,6 +282,7 @@ def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> Non
     assert "--base needs a git checkout" in outside.stderr
 
 
+@pytest.mark.slow  # test_alike.py has what becomes of such a base, processes/test_team.py how it is noticed
 def test_a_base_that_speaks_otherwise_is_measured_by_the_working_tree_alone(repository: Path, gate: Gate) -> None:
     messages = repository / "harness" / "processes" / "messages.py"
     messages.write_text(messages.read_text().replace(f"VERSION = {VERSION}\n", "VERSION = 99\n"))
@@ -293,6 +294,7 @@ def test_a_base_that_speaks_otherwise_is_measured_by_the_working_tree_alone(repo
     assert f"speaks protocol {VERSION}" in " ".join((repository / "out" / "gate.md").read_text().split())
 
 
+@pytest.mark.slow  # test_alike.py has what is said of other times, test_sides.py which code measures which side
 def test_a_commit_that_makes_its_numbers_small_hides_no_slower_op(repository: Path, gate: Gate) -> None:
     """One code measures both sides, and it must give the kernels of the base the times that they had."""
     measure = repository / "harness" / "measure.py"
@@ -310,6 +312,7 @@ def test_a_commit_that_makes_its_numbers_small_hides_no_slower_op(repository: Pa
     assert "changed: harness/measure.py; the kernels of the base are not measured alike" in measuring.message
 
 
+@pytest.mark.slow  # test_worktree.py has what an error leaves, processes/test_ending.py and test_team.py a signal
 @pytest.mark.cold
 def test_stopping_it_leaves_nothing_behind(repository: Path, watched: Callable[[int], Callable[..., bool]]) -> None:
     command = [sys.executable, "-m", "harness", "gate", "--always", "--base=HEAD", "steady", *ON_CPU]

@@ -109,10 +109,22 @@ Judged = Callable[..., Judgement]
 
 
 @pytest.fixture
+def functions_noted() -> None:
+    """Functions that numbers rest on are noted and compared, as ever. It takes most of the time of a judgement."""
+
+
+@pytest.fixture
 def judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watcher: Any, one_thread: None, short_timing: None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    watcher: Any,
+    one_thread: None,
+    short_timing: None,
 ) -> Iterator[Judged]:
     """judged(text, other.py=text, ...): the judgement of a candidate with this text; files lie beside it."""
+    if "functions_noted" not in request.fixturenames:
+        monkeypatch.setattr(intact, "remember", lambda *_: None)
     for name in ("harness.judge.procedure", "harness.runner"):
         monkeypatch.setattr(f"{name}.Workers", Here)
     monkeypatch.setattr(asking, "ask", ask)

@@ -86,6 +86,7 @@ def test_memory_for_outputs_isn_t_counted_as_read(judged):
     assert "nan" in found.line
 
 
+@pytest.mark.usefixtures("functions_noted")
 def test_all_in_one_file_at_given_sizes(judged):
     text = REFERENCE.replace("from task import input_t", "input_t = tuple").replace("scale: float, ", "")
     text = text.replace('{"scale": scale}', '{"scale": 3}')

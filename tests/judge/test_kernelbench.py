@@ -62,6 +62,7 @@ def pair(body: str, new: str) -> str:
     return ADD.replace("return NEW", f"return {new}").replace("return BODY", f"return {body}")
 
 
+@pytest.mark.usefixtures("functions_noted")
 def test_a_reference_of_its_own_and_weights_that_are_copied(judged):
     found = judged(NEW, {"ref.py": REFERENCE}, reference="ref.py")
     assert (found.verdict, found.form, found.reference) == ("right", "kernelbench", "ref.py")
@@ -214,6 +215,7 @@ def test_outputs_in_another_order_in_memory_are_told(judged):
         assert said not in judged(pair(body, new)).line
 
 
+@pytest.mark.usefixtures("functions_noted")
 @pytest.mark.parametrize("setting", ["fp32_precision = 'tf32'", "allow_tf32 = True"])
 def test_a_candidate_may_allow_tf32_in_either_way(judged, setting):
     text = pair("x @ x.t()", "x @ x.t()").replace(

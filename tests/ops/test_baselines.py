@@ -9,6 +9,7 @@ from harness.ops import Catalogue, Op
 from harness.ops.baselines import MODES, compiled, compiled_variants
 
 
+@pytest.mark.slow  # C++ is compiled; that torch takes the modes and traces functions, other tests have
 def test_inductor_compiles_for_a_cpu():
     """Other tests of baselines only trace them; see `traced_only` in conftest.py."""
     import torch

@@ -1,5 +1,8 @@
 """Makes the CPU look small, so that limits and cases take no time to measure, and ranks impatient.
 
+It also lets go what functions were before: to compare them takes most of the time of a small case. forging.py notes
+them again.
+
 Load it in a measuring process only: it changes modules of the process that loads it.
 """
 
@@ -14,7 +17,5 @@ measure._WARM_SECONDS, measure._BATCH_SECONDS = 0.0, 1e-3
 ranks._PATIENCE = 0.5  # a rank that fails while other ranks wait in a collective waits no longer for them
 Cpu.stream_sizes = (2**18, 2**20)
 Cpu.cache_bytes = 2**16  # type: ignore[assignment,method-assign]
-# A measuring process holds constants to what they were before plug-ins were loaded.
 intact._remembered.clear()
-intact.remember()
 OP = Op("nothing", "a plug-in must define an op", symbols={})

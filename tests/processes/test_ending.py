@@ -44,7 +44,12 @@ if '--replies' in sys.argv:
 
 @pytest.mark.cold
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of processes that have left their group")
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2], ids=str)
+@pytest.mark.parametrize(
+    "signals",
+    # That one signal is heard as another one is, the next test has.
+    [[signal.SIGINT] * 2, *(pytest.param([one], marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGHUP))],
+    ids=str,
+)
 def test_nothing_goes_on_after_a_signal(
     tmp_path: Path, watched: Callable[[int], Callable[..., bool]], signals: list[signal.Signals]
 ) -> None:

@@ -14,7 +14,7 @@ from harness.processes.messages import Confirmed, Measured, encode
 from harness.processes.supervisor import Workers
 from tests.processes.test_replies import Scripted
 
-PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("forging.py", "small.py")]
+PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("small.py", "forging.py")]
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
 JOB = Job(Case("forged", "answers", "float32", (("N", 4096),), device="cpu"), TIMING)
 

@@ -24,8 +24,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 REPORTS = Path(__file__).parent.parent.parent / "reports" / "h200"
 RUNS = sorted(path.parent for path in REPORTS.glob("*/run.json"))
-EVERY = 30
-"""A test draws every 30th picture again, other ones each day: to draw all takes more than a minute."""
+EVERY = 90
+"""A test draws every 90th picture again, other ones each day: to draw all takes more than a minute."""
 
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)

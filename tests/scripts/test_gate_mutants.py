@@ -68,12 +68,19 @@ def no_effect(before: list[list[Any]], after: list[list[Any]], files: set[str]) 
     return "it launches the same" if before == after else ""
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what mutants change."""
+    folder = tmp_path_factory.mktemp("tree")
     for name in ("harness", "kernels", "scenarios"):
-        shutil.copytree(TOP / name, tmp_path / name)
-    return tmp_path
+        shutil.copytree(TOP / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def tree(copied: Path, tmp_path: Path) -> Path:
+    """Links to the files of the copy. Git puts a new file in place of a link, and so must a test."""
+    return Path(shutil.copytree(copied, tmp_path / "tree", copy_function=os.link))
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -95,6 +102,7 @@ def test_a_change_that_the_compiler_drops_is_none(launched, tree: Path) -> None:
     text, place = kernel.read_text(), "      process(pack[k], alpha, head + i * Pack<T>::SIZE, rows);\n"
     assert text.count(place) == 1
     load = "__ldg(reinterpret_cast<const unsigned*>(x + (packs - 1 - i) * Pack<T>::SIZE))"
+    kernel.unlink()
     dropped = f'      asm volatile("" ::"r"({load}));\n'  # in PTX it uses nothing, and ptxas has the last word
     kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
     (before,), (after,) = (launched(place, "prelu/tuned/float32/*").values() for place in (TOP, tree))

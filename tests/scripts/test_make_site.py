@@ -139,6 +139,7 @@ def test_sphinx_refuses_a_page_with_a_broken_link(tmp_path: Path) -> None:
     assert "none.md" in done.stderr
 
 
+@pytest.mark.slow  # Sphinx goes through the whole reference; links, and that Sphinx is strict, are tested above
 @pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_a_small_site_is_built_without_a_warning_and_without_a_broken_link(tmp_path: Path) -> None:
     site = tmp_path / "site"

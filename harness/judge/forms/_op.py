@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -31,14 +32,16 @@ class _Loaded:
     def reference(self) -> Reference:
         reference = self._loads(self._sheet)
         # No candidate may replace functions of the reference, nor of the files beside it that it imports.
-        intact.remember(filter(self._is_beside, list(sys.modules.values())))
+        intact.remember(self._beside())
         return reference
 
-    def _is_beside(self, module: ModuleType) -> bool:
-        """Whether a module lies in one of the reference's folders."""
+    def _beside(self) -> Iterator[ModuleType]:
+        """The modules that lie in one of the reference's folders."""
         folders = {*self._sheet.folders, str(Path(self._sheet.reference).parent)}
-        place = Path(getattr(module, "__file__", None) or "").parent
-        return str(place) in folders and module.__name__ not in (loading.REFERENCE, loading.CANDIDATE)
+        for module in list(sys.modules.values()):
+            place = os.path.dirname(getattr(module, "__file__", None) or "")  # noqa: PTH120 - of thousands of modules
+            if place in folders and module.__name__ not in (loading.REFERENCE, loading.CANDIDATE):
+                yield module
 
     def case(self, symbols: Symbols) -> Sized:
         """The case with these sizes and choices."""

@@ -108,9 +108,12 @@ def test_any_margin_and_any_difference_can_be_drawn(
 
 
 @pytest.mark.parametrize(
-    "pair", [(1.0, math.nan), (math.nan, 1.0), (1.0, math.inf), (1.0, 0.0), (0.0, 1.0), (1e300, 1e-300), (1e300, 1e-8)]
+    ("pair", "others"),
+    [
+        *(((1.0, now), []) for now in (math.nan, math.inf, 0.0)),
+        *((pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((math.nan, 1.0), (0.0, 1.0), (1e300, 1e-300), (1e300, 1e-8))),
+    ],
 )
-@pytest.mark.parametrize("others", [[], [(1.0, 1.0), (1.0, 1.02)]], ids=["alone", "beside others"])
 def test_a_pair_without_a_number_is_told_and_the_others_are_drawn(
     pair: tuple[float, float],
     others: list[tuple[float, float]],

@@ -12,12 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from harness.collection.steps import ladder
 from harness.devices.cpu import Cpu
 from harness.model import Case
 from harness.ops import Op
 from harness.session import Session
+from tests.collection.conftest import traced_only
 
 STEPS = Path(__file__).parents[3] / "plugins" / "steps"
 Ready = Callable[..., AbstractContextManager[Session]]
@@ -47,13 +49,13 @@ def one(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def ready() -> Ready:
-    """ready(step, rung, dtype): a session of a rung, prepared on the CPU."""
+    """ready(step, rung, dtype): a session of a rung, prepared on the CPU. Compiled rungs are traced only."""
 
     @contextmanager
     def session(name: str, rung: str, dtype: str = "bfloat16") -> Iterator[Session]:
         op = op_of(name)
-        size = answered(name)["size"]
-        with Session(Case(op.name, rung, dtype, (("B", size),), device="cpu"), op, Cpu()) as made:
+        case = Case(op.name, rung, dtype, (("B", answered(name)["size"]),), device="cpu")
+        with traced_only(torch.device("cpu")), Session(case, op, Cpu()) as made:
             made.prepare()
             yield made
 

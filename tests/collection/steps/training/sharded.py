@@ -21,7 +21,7 @@ from harness.collection.steps.training._ranks import RankTrainer, with_few_label
 from harness.collection.steps.training._rungs import FLOAT32, LLAMA, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, whole
 
-RANKS, STEPS, SIZE = 2, 3, 4
+RANKS, STEPS, SIZE = 2, 2, 4
 RUNGS = {rung.name: rung for rung in LLAMA}
 EXACT = Setup("llama_toy", SIZE, 3, torch.device("cpu"), torch.float64)
 LAYERS = MODELS["llama_toy"].layers

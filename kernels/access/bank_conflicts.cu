@@ -9,6 +9,14 @@
 //
 // A word is read many times, so it is shared memory that takes the time. All layouts have the same loop, a read and an
 // addition for each word, and differ in the banks alone.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/bank_conflicts), float32 M811008-W8-K4096.
+//   plain: rows follow each other: gcd(W, 32) lanes meet in a bank
+//       3.184 ms
+//   padded: a word more behind each row, where W is even
+//       403.3 us  7.89x the speed of plain
+//   swizzled: words of a row change places, by an XOR with a number of the row
+//       403.9 us  1.00x the speed of padded
 
 // Defaults for compiling this file alone.
 #ifndef WORDS

@@ -8,6 +8,17 @@
 // it doesn't, y is written, read and written again: three passes where one is enough, as in linear_bias.cu. An activation
 // that no library has in its epilogue must go here, into the next element-wise kernel, together with all else that is
 // done to each element.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/linear_activation), float16 M25088-K512-N2048 activation=relu.
+// At least 27.79 MB are read and 102.8 MB written. The ceiling is 67.24 us, by the arithmetic.
+//   eager: PyTorch
+//       144.5 us   46.5% of ceiling
+//   separate: cuBLASLt's product, then a kernel of ours that adds the bias and applies the activation
+//       138.5 us   48.6% of ceiling  moves 336.1 MB  1.04x the speed of eager
+//   epilogue: cuBLASLt's product, which adds the bias and applies the activation before it writes y
+//       99.30 us   67.7% of ceiling  moves 130.6 MB  1.39x the speed of separate
+//   tuned: as epilogue, by the fastest of the 24 algorithms that cuBLASLt proposes
+//       94.22 us   71.4% of ceiling  moves 130.6 MB  1.05x the speed of epilogue
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

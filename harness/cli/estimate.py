@@ -11,6 +11,7 @@ from harness.scenario import Plan
 # Measured on two cores without other work, and over the 2835 cases of the stored runs of an H200.
 _START = 3.0  # seconds until a process has loaded torch
 _BESIDE = 0.25  # seconds of a case besides sampling: compiling our kernels, checking, setting up, calls one by one
+_STEP = 12.0  # seconds of a case besides sampling whose call is a whole step: 79 cases of three runs of an H200
 _COMPILE = 6.5  # seconds until torch.compile has made its first kernel in a process
 _PROBE = 1.5  # seconds for a probe of limits that are known, and for streams at the end of a run
 _LIMITS = 15.0  # seconds for measuring all streams, unless the device may take less
@@ -36,7 +37,8 @@ class Estimate:
         """The estimate of a plan on this machine, measured by `repeat` processes one after the other."""
         device = devices.kinds()[kind]
         known = not fresh and not device.missing() and limits.recall(device.machine()) is not None
-        cases = sum(job.timing.max_time + _BESIDE for job in plan.jobs)
+        whole = {name for name, op in plan.ops.items() if op.timer == "steady"}
+        cases = sum(job.timing.max_time + (_STEP if job.case.op in whole else _BESIDE) for job in plan.jobs)
         once = _START + _COMPILE * len(plan.ops)
         return cls(
             start=_START,

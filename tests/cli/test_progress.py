@@ -11,6 +11,7 @@ from rich.console import Console
 from harness.cli.estimate import Estimate
 from harness.cli.progress import Bar, Errors, Lines, follow
 from harness.model import Job, Limits, Measurement
+from harness.ops import Op
 from harness.scenario import Plan
 
 PARTS = Estimate(start=2.0, limits=8.0, each=10.0, after=10.0, count=2)
@@ -136,3 +137,13 @@ def test_an_estimate_counts_everything(job: Callable[..., Job], monkeypatch: pyt
     monkeypatch.setattr("harness.limits.recall", lambda _: Limits())
     assert Estimate.make(plan, "cpu", repeat=2).total < first.total
     assert Estimate.make(plan, "cpu", repeat=2, fresh=True) == first
+
+
+def test_whole_steps_take_longer_to_set_up(job: Callable[..., Job]) -> None:
+    """Steps took 12 s beside their samples; other cases a quarter of a second."""
+    jobs = (job("fine"), job("slow"))
+    short, long = (
+        Estimate.make(Plan((), jobs, {"fault": Op("fault", "a call", symbols=("N",), timer=timer)}), "cpu", repeat=1)
+        for timer in ("graph", "steady")
+    )
+    assert long.each - short.each > 10

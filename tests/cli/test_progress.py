@@ -143,7 +143,9 @@ def test_whole_steps_take_longer_to_set_up(job: Callable[..., Job]) -> None:
     """Steps took 12 s beside their samples; other cases a quarter of a second."""
     jobs = (job("fine"), job("slow"))
     short, long = (
-        Estimate.make(Plan((), jobs, {"fault": Op("fault", "a call", symbols=("N",), timer=timer)}), "cpu", repeat=1)
+        Estimate.make(
+            Plan((), jobs, {"fault": Op("fault", "a call", symbols={"N": "elements"}, timer=timer)}), "cpu", repeat=1
+        )
         for timer in ("graph", "steady")
     )
     assert long.each - short.each > 10

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _OF_TORCH = (
@@ -147,8 +147,11 @@ def _is_of_torch(owner: str, value: Any) -> bool:
 
     What was there before under another name isn't written for that.
     """
-    module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else getattr(value, "__module__", "")
-    if not owner.startswith("torch") or owner == _CLOCK or str(module).split(".")[0] != "torch":
+    if isinstance(value, FunctionType):  # what torch wraps for others has their module's name, but torch's globals
+        modules: set[Any] = {value.__module__, value.__globals__.get("__name__")}
+    else:  # an object of a class of torch may be anybody's
+        modules = {value.__module__} if isinstance(value, (type, BuiltinFunctionType)) else set()
+    if not owner.startswith("torch") or owner == _CLOCK or {str(one).split(".")[0] for one in modules} != {"torch"}:
         return False
     return not any(value is other for things in _remembered.values() for other, _ in things.values())
 

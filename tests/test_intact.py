@@ -192,9 +192,11 @@ def test_torch_may_replace_what_is_its_own(monkeypatch, guarded):
     assert intact.replaced() is None
 
 
-@pytest.mark.parametrize("name", ["torches.own", "own.torch", "mine"])
-def test_others_may_not_replace_what_is_torch_s(monkeypatch, guarded, name):
-    monkeypatch.setattr(torch.nn.functional, "linear", of_torch(name))
+@pytest.mark.parametrize(
+    "value", [*map(of_torch, ("torches.own", "own.torch", "mine")), torch.no_grad()(other), torch.nn.Identity()]
+)
+def test_others_may_not_replace_what_is_torch_s_by_what_torch_wraps_or_makes_for_them(monkeypatch, guarded, value):
+    monkeypatch.setattr(torch.nn.functional, "linear", value)
     assert "torch.nn.functional.linear was replaced" in intact.replaced()
 
 
@@ -220,10 +222,7 @@ def test_constants_are_noted_of_the_instrument_alone(monkeypatch):
 
 
 def test_the_generator_that_inputs_are_drawn_by_is_noted(monkeypatch, guarded):
-    class Own(torch.Generator):
-        """Draws what a variant knows."""
-
-    monkeypatch.setattr(torch, "default_generator", Own())
+    monkeypatch.setattr(torch, "default_generator", torch.Generator())
     assert "torch.default_generator was replaced" in intact.replaced()
 
 

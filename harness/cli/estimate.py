@@ -11,7 +11,7 @@ from harness.scenario import Plan
 # Measured on two cores without other work, and over the 2835 cases of the stored runs of an H200.
 _START = 3.0  # seconds until a process has loaded torch
 _BESIDE = 0.25  # seconds of a case besides sampling: compiling our kernels, checking, setting up, calls one by one
-_STEP = 12.0  # seconds of a case besides sampling whose call is a whole step: 79 cases of three runs of an H200
+_STEP = 11.0  # seconds of a case besides sampling whose call is a whole step: 211 cases of the stored runs of an H200
 _COMPILE = 6.5  # seconds until torch.compile has made its first kernel in a process
 _PROBE = 1.5  # seconds for a probe of limits that are known, and for streams at the end of a run
 _LIMITS = 15.0  # seconds for measuring all streams, unless the device may take less

@@ -140,7 +140,7 @@ def test_an_estimate_counts_everything(job: Callable[..., Job], monkeypatch: pyt
 
 
 def test_whole_steps_take_longer_to_set_up(job: Callable[..., Job]) -> None:
-    """Steps took 12 s beside their samples; other cases a quarter of a second."""
+    """Steps took 11 s beside their samples; other cases a quarter of a second."""
     jobs = (job("fine"), job("slow"))
     short, long = (
         Estimate.make(

@@ -100,7 +100,7 @@ def test_four_unseen_sizes_are_looked_for_in_thirty_two() -> None:
 
 @pytest.mark.parametrize("what", ["outputs", "dtype", "buffers"])
 def test_an_unseen_size_has_the_tensors_of_the_given_one(what: str) -> None:
-    """Of four sizes two are so."""
+    """Two of four sizes are so."""
 
     def inputs(arguments: dict[str, Any], seed: int) -> Values:
         n = arguments["N"]

@@ -70,7 +70,7 @@ def test_a_user_s_style_changes_no_picture(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "variants"),
-    # Of two variants there are bars, of twelve a ranking.
+    # Two variants have bars, twelve a ranking.
     [("$_$", 2), ("a$b", 2), ("$$", 12), (r"\$x^$", 2), ("$2^{27}$ of $_$", 2), ("$2^{27}$ of $_$", 12)],
 )
 def test_names_with_dollars_are_no_formulas(

@@ -181,8 +181,8 @@ class Matmul:
 
     The first call with tensors of an alignment chooses the algorithm for this alignment. A session makes this call
     before anything is timed. algorithms: how many of cuBLASLt's proposals are timed then; with 1 its first choice
-    that runs is taken untimed. Another one takes its place only if it is surely faster. hot: whether calls find their tensors in
-    the L2; otherwise the algorithms are timed with tensors that aren't there.
+    that runs is taken untimed. Another one takes its place only if it is surely faster. hot: whether calls find their
+    tensors in the L2; otherwise the algorithms are timed with tensors that aren't there.
 
     Raises MachineError in cuBLASLt's words where it refuses a call.
     """

@@ -112,9 +112,11 @@ def test_a_click_on_a_head_sorts_the_best_first(
     page = opened(page_file(norms))
     head = page.locator("#table th", has_text="of ceiling")
     head.click()
+    page.wait_for_selector('#table th[aria-sort="descending"]')  # a table is sorted after the click has ended
     assert head.get_attribute("aria-sort") == "descending"
     assert column(page, 8)[0] == "90.0%"
     head.click()
+    page.wait_for_selector('#table th[aria-sort="ascending"]')
     shares = [float(text.rstrip("%")) for text in column(page, 8) if text]
     assert shares == sorted(shares)
     assert shares[0] == 40.0

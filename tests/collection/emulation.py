@@ -52,9 +52,11 @@ INSTRUCTIONS = {
     "ld.shared::cluster.s32": "load_shared",
     "ldmatrix.sync.aligned.m8n8.x4.shared": "load_matrices",
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8": "multiply_add_bytes",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_add_halves<__nv_bfloat16>",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_add_halves<__half>",
 }
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
-WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch")
+WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch", "griddepcontrol")
 _SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
 _WRONG = {
     1: "threads wait for each other, and none can go on",

@@ -265,6 +265,29 @@ inline void multiply_add_bytes(int& d0, int& d1, int& d2, int& d3, unsigned a0, 
     return 0;
   });
 }
+template <typename Half>
+struct Halves {
+  Half a[4][2], b[2][2];  // A (16 x 16) and B (16 x 8), two neighbours of a row of A or a column of B each
+};
+template <typename Half>
+void multiply_add_halves(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                         unsigned b0, unsigned b1) {
+  Halves<Half> own;
+  const unsigned words[] = {a0, a1, a2, a3, b0, b1};
+  std::memcpy(static_cast<void*>(&own), words, sizeof own);
+  exchange(own, [&](unsigned lane, auto get) {
+    float* const to[] = {&d0, &d1, &d2, &d3};
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned pair = k % 8 / 2;
+      for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        const Halves<Half> left = get(row % 8 * 4 + pair).first, right = get(column * 4 + pair).first;
+        *to[i] += static_cast<float>(left.a[row / 8 + k / 8 * 2][k % 2]) * static_cast<float>(right.b[k / 8][k % 2]);
+      }
+    }
+    return 0;
+  });
+}
 
 // ---- Launches.
 inline void run_fiber() {
@@ -422,6 +445,7 @@ template <typename T>
 T emulated_ldg(const T* from) { return *from; }
 #define __ldg emulated_ldg
 #define __ldcs emulated_ldg
+#define __ldcg emulated_ldg
 #define __stcs(to, value) (*(to) = (value))
 template <typename T>
 T atomicAdd(T* to, T value) {

@@ -1,0 +1,81 @@
+"""Plans of products of few rows with weights. Twin of few_rows.cuh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from harness.collection.ops.chip import RESERVED, WARP, Chip
+from harness.collection.ops.elementwise import PACK_BYTES, blocks
+from harness.ops import Plan
+
+EPSILON = 1e-5
+"""What the RMSNorm in front adds to mean squares."""
+EVERY_PLAN: Mapping[str, tuple[int, ...]] = {"warps": (4, 8, 16), "ahead": (1, 2, 3, 4), "blocks": (1, 2, 3, 4)}
+"""What a search may try, as FewRows has it."""
+_UNIT = 64  # columns that a warp takes at a time
+_PAIRS, _EIGHT, _MOST_ROWS = 8, 8, 16  # pairs of rows of weights of a tile; rows of x of a block
+_STEP = 32  # columns by which rows of x in shared memory are longer than their units
+_HALF, _FLOAT = 2, 4  # bytes
+_PITCH = 20  # floats of a row of sums in shared memory
+_WARPS, _AHEAD = 8, 4  # of the rule
+_LONG = 2 * _WARPS * _AHEAD  # units of rows that 16 warps share
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """How threads share a product.
+
+    rows: of x that a block multiplies, 8 or 16. warps: of a block. ahead: units that a warp has under way. blocks: of
+    a multiprocessor at a time.
+    """
+
+    rows: int
+    warps: int
+    ahead: int
+    blocks: int
+
+    @classmethod
+    def of(cls, rows: int, columns: int, plan: Plan, chip: Chip) -> Self | None:
+        """The plan for x of (rows, columns); None where shared memory is too small for it."""
+        for at_once in (_MOST_ROWS, _EIGHT) if rows > _EIGHT else (_EIGHT,):
+            made = cls(at_once, int(plan["warps"]), int(plan["ahead"]), int(plan["blocks"]))
+            used = made.shared(rows, columns) + (2 * _PITCH + 1) * made.warps * at_once * _FLOAT
+            if used <= chip.shared and made.blocks * (used + RESERVED) <= chip.shared + RESERVED:
+                return made
+        return None
+
+    def shared(self, rows: int, columns: int) -> int:
+        """Dynamic bytes of shared memory: rows of x, and the weights of a norm."""
+        return (min(rows, self.rows) + 1) * (blocks(columns, _UNIT) * _UNIT + _STEP) * _HALF
+
+    def grid(self, rows: int, pairs: int, chip: Chip) -> tuple[int, int]:
+        """Blocks for each part of the rows, which have about as many tiles each, and parts of the rows."""
+        tiles, parts = blocks(pairs, _PAIRS), blocks(rows, self.rows)
+        turns = blocks(tiles * parts, chip.multiprocessors * self.blocks)
+        return blocks(tiles, turns), parts
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * WARP
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that the kernel is compiled with."""
+        return {"ROWS": self.rows, "WARPS": self.warps, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+
+
+def rule(columns: int) -> Plan | None:
+    """The plan where no table has one; None where rows aren't whole packs of 16 bytes.
+
+    16 warps share long rows, which are many units for each of them. All units of other rows are under way at once.
+    """
+    if columns % (PACK_BYTES // _HALF):
+        return None
+    units = blocks(columns, _UNIT)
+    if units >= _LONG:
+        return {"warps": 2 * _WARPS, "ahead": _AHEAD, "blocks": 1}
+    turns = blocks(units, _WARPS)
+    return {"warps": _WARPS, "ahead": blocks(turns, blocks(turns, _AHEAD)), "blocks": 2}

@@ -1,0 +1,91 @@
+// y = x w^T for few rows of x, as in decoding: a linear layer that a token of each of a few sequences goes through. x is
+// (M, K), w is (N, K) as nn.Linear has it. With an RMSNorm of x in front, a sum with a residual or a SwiGLU behind.
+//
+// Memory bounds it: each weight is read once, and multiplied M times, so the weights' bytes over the memory's rate is the
+// time: 2048 x 2048 halves are 8.4 MB, which is 2 us on an H200. A GPU needs about 5 MB under way at any time for its full
+// rate (Little's law: 4.8 TB/s times about a microsecond), 36 KB on each multiprocessor. So what counts is that loads are
+// under way all the time, also while a block begins, and while it adds up its sums.
+//
+// 1. A warp makes the sums of two rows of w, an element a lane (`fused`): 64 bytes under way a load, and a block's first
+//    load waits for its launch.
+// 2. The tensor cores multiply (`tuned`), though they would be idle 15 times out of 16 for a single row: they take halves
+//    as they come from memory, where float32 products take a conversion and a multiplication for each weight and row of x.
+//    A warp takes units of 128 bytes of 16 rows of w, and has AHEAD of them in registers under way: 4 KB for AHEAD = 2.
+//    Warps of a block share the columns, so few rows of w still make many loads; their sums meet in shared memory. Blocks
+//    stay and go on with another 16 rows, whose first loads are under way while sums meet. x comes to shared memory once.
+// 3. The norm, the residual and the gate cost next to nothing there, and each saves a kernel of its own, which takes
+//    longer than its bytes: two microseconds from the end of one kernel to the full rate of the next one. That time is why
+//    a kernel asks for its first weights before it waits for the kernel in front (dependent.cuh): weights don't depend on
+//    it. With 8 warps, AHEAD = 4 and two blocks, 128 KB of each multiprocessor are there when x comes.
+//
+// Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
+// as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __nv_bfloat16
+#endif
+#ifndef FORM
+#define FORM 0
+#endif
+
+#include "few_rows.cuh"
+
+constexpr bool NORM = FORM == 1 || FORM == 3, ADDS = FORM == 2, GATES = FORM == 3;
+
+// weight: (outputs, K); of gates, and `up` has another (outputs, K). y, residual: (M, outputs). The residual may be y.
+struct Linear {
+  const T *weight, *up, *residual;
+  T* y;
+  unsigned outputs, columns;
+
+  struct Ready {
+    float at[2];
+  };
+
+  __device__ __forceinline__ unsigned pairs() const { return GATES ? outputs : (outputs + 15) / 16 * 8; }
+  // The output that row `which` of a pair belongs to. Of 16 neighbours, eight are first rows.
+  __device__ __forceinline__ unsigned output(unsigned pair, unsigned which) const {
+    return GATES ? pair : pair / 8 * 16 + pair % 8 + which * 8;
+  }
+  __device__ __forceinline__ const T* row(unsigned pair, unsigned which) const {
+    return (GATES && which ? up : weight) + static_cast<long long>(min(output(pair, which), outputs - 1)) * columns;
+  }
+  __device__ __forceinline__ long long place(unsigned n, unsigned pair, unsigned which) const {
+    return static_cast<long long>(n) * outputs + output(pair, which);
+  }
+  __device__ __forceinline__ Ready ready(unsigned n, unsigned pair) const {
+    Ready ready{};
+#pragma unroll
+    for (unsigned which = 0; which < 2; ++which) {
+      if (ADDS && output(pair, which) < outputs) {
+        ready.at[which] = to_float(load_fresh(residual + place(n, pair, which)));
+      }
+    }
+    return ready;
+  }
+  __device__ __forceinline__ void store(unsigned n, unsigned pair, const float (&sums)[2], const Ready& ready) const {
+    if constexpr (GATES) {
+      if (pair < outputs) y[place(n, pair, 0)] = T(sums[0] / (1.0f + __expf(-sums[0])) * sums[1]);
+    } else {
+#pragma unroll
+      for (unsigned which = 0; which < 2; ++which) {
+        if (output(pair, which) < outputs) y[place(n, pair, which)] = T(sums[which] + ready.at[which]);
+      }
+    }
+  }
+};
+
+#ifndef ROWS
+extern "C" __global__ void __launch_bounds__(256)
+    linear_few_rows_fused(const T* x, const T* gamma, const T* weight, const T* up, const T* residual, T* y,
+                          unsigned rows, unsigned outputs, unsigned columns, float epsilon) {
+  multiply_plainly<NORM>(Linear{weight, up, residual, y, outputs, columns}, Input{x, gamma, rows, columns, epsilon});
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    linear_few_rows_tuned(const T* x, const T* gamma, const T* weight, const T* up, const T* residual, T* y,
+                          unsigned rows, unsigned outputs, unsigned columns, float epsilon) {
+  multiply_few<NORM>(Linear{weight, up, residual, y, outputs, columns}, Input{x, gamma, rows, columns, epsilon});
+}
+#endif

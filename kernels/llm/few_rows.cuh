@@ -16,6 +16,7 @@
 #include "../include/dependent.cuh"
 #include "../include/mma.cuh"
 #include "../include/number.cuh"
+#include "../include/once.cuh"
 #include "../include/pack.cuh"
 #include "../include/warp.cuh"
 
@@ -86,17 +87,6 @@ constexpr unsigned PITCH = 2 * PAIRS + 4;           // of a row of sums in share
 // quarter of a warp reads lie in different banks.
 __device__ __forceinline__ unsigned units_of(unsigned columns) { return (columns + UNIT - 1) / UNIT; }
 __device__ __forceinline__ unsigned pitch_of_x(unsigned columns) { return units_of(columns) * UNIT + STEP; }
-
-// 16 bytes that are read once, or zeros if they aren't `there`: by a predicate, without a branch between loads.
-__device__ __forceinline__ uint4 load_once(const T* from, bool there) {
-  uint4 to;
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
-      "@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-      : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w)
-      : "l"(from), "r"(static_cast<unsigned>(there)));
-  return to;
-}
 
 // A lane's part of a unit: of the first and of the second row of a pair. The order of columns in a product doesn't matter
 // if both operands have the same. So lane l takes 16 bytes from 16 * (l % 4) on as columns of two products, and loads

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from harness.collection.ops.chip import RESERVED, WARP, Chip
-from harness.collection.ops.elementwise import PACK_BYTES, blocks
+from harness.collection.ops.elementwise import PACK_BYTES, blocks, widened
 from harness.ops import Plan
+
+if TYPE_CHECKING:
+    import torch
 
 EPSILON = 1e-5
 """What the RMSNorm in front adds to mean squares."""
@@ -79,3 +82,34 @@ def rule(columns: int) -> Plan | None:
         return {"warps": 2 * _WARPS, "ahead": _AHEAD, "blocks": 1}
     turns = blocks(units, _WARPS)
     return {"warps": _WARPS, "ahead": blocks(turns, blocks(turns, _AHEAD)), "blocks": 2}
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) times a weight (N, K), and how far off each element may be; in the type of x, float32 at least.
+
+    A product may be rounded by a unit in the last place, and its terms are added in float32 in any order.
+    """
+    import torch
+
+    (wide,) = widened(weight)
+    made = x @ wide.mT
+    unit, float32 = torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps
+    lengths = x.norm(dim=-1, keepdim=True) * wide.norm(dim=-1)
+    return made, made.abs() * unit + lengths * (x.shape[-1] ** 0.5 * float32)
+
+
+def normalised_product(
+    x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of RMSNorm(x).
+
+    Each normalised element is rounded, so each term has an error of its own: together twice the root of the terms'
+    squares, in units in the last place.
+    """
+    import torch
+
+    normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gamma
+    made, allowed = product(normalised, weight)
+    (wide,) = widened(weight)
+    terms = (normalised.square() @ wide.square().mT).sqrt()
+    return made, allowed + 2 * torch.finfo(weight.dtype).eps * terms

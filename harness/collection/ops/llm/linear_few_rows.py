@@ -15,7 +15,7 @@ from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows
+from harness.collection.ops.llm._few_rows import EPSILON, FewRows, normalised_product, product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     Built,
@@ -55,21 +55,19 @@ def _halves(values: Symbols) -> int:
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """What y must be, in float32 at least.
 
-    These errors are allowed: a product, as in other products, is rounded by a unit in the last place, and its terms are
-    added in float32 in any order. Where a norm stands in front, each term has an error of its own, since a normalised
-    element is rounded: together twice the root of the terms' squares, in units in the last place. y is rounded once more.
+    Products have the errors that _few_rows.py allows them, and y is rounded once more.
     """
     import torch
 
     unit = float(torch.finfo(ctx.dtype).eps)
     x, gamma, residual = widened(t.before.x, t.before.gamma, t.before.residual)
-    if _has_norm(ctx.case.values):
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gamma
     step = max(1, _CHUNK // max(1, ctx.s.K))
     wants, errors = [], []
     weights = t.before.weight.unflatten(0, (_halves(ctx.case.values), -1))
     for first in range(0, ctx.s.N, step):
-        made = [_product(ctx, x, weight[first : first + step]) for weight in weights]
+        parts = [weight[first : first + step] for weight in weights]
+        has_norm = _has_norm(ctx.case.values)
+        made = [normalised_product(x, gamma, part) if has_norm else product(x, part) for part in parts]
         products, allowed = [one for one, _ in made], [one for _, one in made]
         want, error = products[0], allowed[0]
         if ctx.s.form == "add":
@@ -82,20 +80,6 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
         wants.append(want)
         errors.append(error + unit * want.abs())
     yield Expected("y", t.y, torch.cat(wants, -1), torch.cat(errors, -1))
-
-
-def _product(ctx: Context, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x times rows of the weight, and how far off each element may be."""
-    import torch
-
-    (wide,) = widened(weight)
-    product = x @ wide.mT
-    unit, float32 = torch.finfo(ctx.dtype).eps, torch.finfo(torch.float32).eps
-    lengths = x.norm(dim=-1, keepdim=True) * wide.norm(dim=-1)
-    allowed = product.abs() * unit + lengths * (ctx.s.K**0.5 * float32)
-    if _has_norm(ctx.case.values):
-        allowed += 2 * unit * (x.square() @ wide.square().mT).sqrt()
-    return product, allowed
 
 
 def work(s: Symbols, size: int) -> Work:

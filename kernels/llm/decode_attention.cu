@@ -1,0 +1,397 @@
+// Attention of one new token of each sequence to all tokens of the sequence, whose keys and values are kept: softmax(q k^T
+// D^-1/2) v. q is (B, H, D), keys and values are (B, G, T, D); H / G heads of queries share a head of keys and values.
+//
+// Memory bounds it: each key and value is read once, 2 B G T D elements, and used for H / G heads. A context of 32768
+// tokens of Llama 1B has 67 MB a layer, 14 us on an H200; one of 128 tokens has 0.3 MB, which only latency counts for.
+//
+// 1. A warp has a head of queries, and takes one key after the other (`fused`). Keys are read H / G times, and there are
+//    no more warps than heads: 32 of them for one sequence.
+// 2. A block has a head of keys with all its queries, and a part of the tokens (`tuned`). A warp takes 16 keys and values
+//    at a time, as the tensor cores multiply them: up to eight heads of queries are rows, keys are columns. The order of
+//    elements in a product doesn't matter if both operands have the same, so keys and values come from memory to registers
+//    as they are, 16 bytes a load, and AHEAD times 16 of them are under way. Each warp has a softmax of its own, with the
+//    largest score so far; at the end the warps of a block meet in shared memory. Parts of a sequence meet in memory: the
+//    block that ends last adds them up.
+//
+// As a kernel of a chain (dependent.cuh) it asks for the first keys and values before the kernel in front has ended, but
+// for the last token's, which that kernel makes.
+//
+// Macros: SCALAR (__half, __nv_bfloat16), HEAD (D), and of `tuned` WARPS (of a block), AHEAD, BLOCKS (of a
+// multiprocessor at a time).
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __nv_bfloat16
+#endif
+#ifndef HEAD
+#define HEAD 64
+#endif
+
+#include "../include/dependent.cuh"
+#include "../include/mma.cuh"
+#include "../include/number.cuh"
+#include "../include/once.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
+
+using T = SCALAR;
+
+constexpr float NONE = -1.0e30f;  // lower than any score, and finite
+[[maybe_unused]] constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
+
+template <unsigned Lanes>
+__device__ __forceinline__ float sum_of(float value) {
+#pragma unroll
+  for (unsigned step = Lanes / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+  return value;
+}
+template <unsigned Lanes>
+__device__ __forceinline__ float largest_of(float value) {
+#pragma unroll
+  for (unsigned step = Lanes / 2; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, step));
+  return value;
+}
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The tensors. scale: of scores, times log2(e), so that powers of 2 do.
+struct Attention {
+  const T *q, *keys, *values;
+  T* y;
+  unsigned heads, groups, tokens;
+  float scale;
+
+  __device__ __forceinline__ unsigned heads_of_group() const { return heads / groups; }
+  // Where keys or values of head `group` begin; groups are counted through all sequences.
+  __device__ __forceinline__ long long begin(unsigned group) const {
+    return static_cast<long long>(group) * tokens * HEAD;
+  }
+};
+
+#ifndef WARPS
+
+// 1. A warp has a head.
+constexpr unsigned PARTS = (HEAD + WARP - 1) / WARP;  // elements of a lane
+
+extern "C" __global__ void __launch_bounds__(256)
+    decode_attention_fused(const T* q, const T* keys, const T* values, T* y, unsigned sequences, unsigned heads,
+                           unsigned groups, unsigned tokens, float scale) {
+  const Attention all{q, keys, values, y, heads, groups, tokens, scale};
+  const unsigned head = thread_index<unsigned>() / WARP, lane = threadIdx.x % WARP;
+  let_next_begin();
+  wait_for_before();
+  if (head >= sequences * heads) return;
+  const long long own = static_cast<long long>(head) * HEAD;
+  const long long begin = all.begin(head / all.heads_of_group());
+  float query[PARTS], sums[PARTS] = {}, largest = NONE, sum = 0.0f;
+#pragma unroll
+  for (unsigned p = 0; p < PARTS; ++p) {
+    query[p] = lane + p * WARP < HEAD ? to_float(q[own + lane + p * WARP]) * scale : 0.0f;
+  }
+#pragma unroll 1
+  for (unsigned token = 0; token < tokens; ++token) {
+    const long long row = begin + static_cast<long long>(token) * HEAD + lane;
+    float score = 0.0f;
+#pragma unroll
+    for (unsigned p = 0; p < PARTS; ++p) {
+      if (lane + p * WARP < HEAD) score = fmaf(query[p], to_float(keys[row + p * WARP]), score);
+    }
+    score = sum_of<WARP>(score);
+    const float before = largest;
+    largest = fmaxf(largest, score);
+    const float kept = power_of_2(before - largest), share = power_of_2(score - largest);
+    sum = fmaf(sum, kept, share);
+#pragma unroll
+    for (unsigned p = 0; p < PARTS; ++p) {
+      if (lane + p * WARP < HEAD) sums[p] = fmaf(sums[p], kept, share * to_float(values[row + p * WARP]));
+    }
+  }
+#pragma unroll
+  for (unsigned p = 0; p < PARTS; ++p) {
+    if (lane + p * WARP < HEAD) y[own + lane + p * WARP] = T(sums[p] / sum);
+  }
+}
+
+#else
+
+// 2. With r = lane / 4 and c = lane % 4, a lane has of each step of 16 keys
+//
+//      keys r and r + 8: elements 32 j + 8 c to 32 j + 8 c + 7, rows of the first product's B, for each j < CHUNKS
+//      values 2 c, 2 c + 1, 2 c + 8, 2 c + 9: elements 64 j + 8 r to 64 j + 8 r + 7. Element e of these eight belongs to
+//      column r of the second product number 8 j + e
+//
+//    and its results are elements 64 j + 16 c to 64 j + 16 c + 15 of head r. Heads of queries are the rows of A. Its other
+//    eight rows are zeros.
+constexpr unsigned THREADS = WARPS * WARP;
+constexpr unsigned KEYS = 16;                  // of a step
+constexpr unsigned HEADS = 8;                  // of queries, of a block
+constexpr unsigned SIZE = Pack<T>::SIZE;       // elements of a load
+constexpr unsigned CHUNKS = (HEAD + 31) / 32;  // of 32 elements
+constexpr unsigned WIDE = (HEAD + 63) / 64;    // of 64 elements
+constexpr unsigned MOST_PARTS = 128;           // of a sequence
+
+// A lane's keys and values of a step.
+struct Step {
+  uint4 keys[CHUNKS][2], values[WIDE][4];
+};
+
+// The keys and values of a group. Tokens before `end` are the block's. The last token of all isn't loaded with others.
+struct Kept {
+  const T *keys, *values;
+  unsigned end, last;
+
+  static __device__ __forceinline__ unsigned key(unsigned first, unsigned i) {
+    return first + threadIdx.x % WARP / 4 + i * 8;
+  }
+  static __device__ __forceinline__ unsigned value(unsigned first, unsigned i) {
+    return first + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
+  }
+  static __device__ __forceinline__ unsigned of_key(unsigned j) { return j * 32 + threadIdx.x % 4 * SIZE; }
+  static __device__ __forceinline__ unsigned of_value(unsigned j) { return j * 64 + threadIdx.x % WARP / 4 * SIZE; }
+  static __device__ __forceinline__ long long place(unsigned token, unsigned element) {
+    return static_cast<long long>(token) * HEAD + element;
+  }
+
+  __device__ __forceinline__ void load(Step& step, unsigned first) const {
+    const unsigned until = min(end, last);
+#pragma unroll
+    for (unsigned j = 0; j < CHUNKS; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) {
+        const bool there = key(first, i) < until && of_key(j) < HEAD;
+        step.keys[j][i] = load_once(keys + place(key(first, i), of_key(j)), there);
+      }
+    }
+#pragma unroll
+    for (unsigned j = 0; j < WIDE; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        const bool there = value(first, i) < until && of_value(j) < HEAD;
+        step.values[j][i] = load_once(values + place(value(first, i), of_value(j)), there);
+      }
+    }
+  }
+  // The last token's key and value, if they are of this step and of the block.
+  __device__ __forceinline__ void load_last(Step& step, unsigned first) const {
+    if (last >= end || last < first || last >= first + KEYS) return;
+#pragma unroll
+    for (unsigned j = 0; j < CHUNKS; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) {
+        if (key(first, i) == last && of_key(j) < HEAD) {
+          step.keys[j][i] = load_fresh(reinterpret_cast<const uint4*>(keys + place(last, of_key(j))));
+        }
+      }
+    }
+#pragma unroll
+    for (unsigned j = 0; j < WIDE; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {
+        if (value(first, i) == last && of_value(j) < HEAD) {
+          step.values[j][i] = load_fresh(reinterpret_cast<const uint4*>(values + place(last, of_value(j))));
+        }
+      }
+    }
+  }
+};
+
+// What a warp, a block or a part has: for each head the largest score, the sum of powers, and sums of values.
+struct Softmax {
+  float largest = NONE, sum = 0.0f;  // of the lane's head; `sum` of the lane's keys
+  float sums[WIDE * 8][4] = {};      // [.][0] and [.][1] are the lane's; the others belong to rows of zeros
+
+  __device__ __forceinline__ void add(const Step& step, const uint4 (&query)[CHUNKS], unsigned first, unsigned end,
+                                      float scale) {
+    float scores[2][4] = {};
+#pragma unroll
+    for (unsigned j = 0; j < CHUNKS; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) {
+        const uint4& key = step.keys[j][i];
+        multiply_add<T>(scores[i], {query[j].x, 0, query[j].y, 0}, {key.x, key.y});
+        multiply_add<T>(scores[i], {query[j].z, 0, query[j].w, 0}, {key.z, key.w});
+      }
+    }
+    float now = largest;
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      float& score = scores[i / 2][i % 2];
+      score = Kept::value(first, i) < end ? score * scale : MINUS_INFINITY;
+      now = fmaxf(now, score);
+    }
+    now = largest_of<4>(now);
+    const float kept = power_of_2(largest - now);
+    largest = now, sum *= kept;
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      float& score = scores[i / 2][i % 2];
+      score = power_of_2(score - now);
+      sum += score;
+    }
+    const unsigned shares[] = {rounded_pair<T>(scores[0][0], scores[0][1]), 0,
+                               rounded_pair<T>(scores[1][0], scores[1][1]), 0};
+#pragma unroll
+    for (unsigned j = 0; j < WIDE; ++j) {
+      const uint4(&own)[4] = step.values[j];
+      const unsigned words[4][4] = {{own[0].x, own[0].y, own[0].z, own[0].w}, {own[1].x, own[1].y, own[1].z, own[1].w},
+                                    {own[2].x, own[2].y, own[2].z, own[2].w}, {own[3].x, own[3].y, own[3].z, own[3].w}};
+#pragma unroll
+      for (unsigned e = 0; e < SIZE; ++e) {
+        const unsigned select = e % 2 ? 0x7632 : 0x5410, w = e / 2;
+        float(&to)[4] = sums[j * 8 + e];
+        to[0] *= kept, to[1] *= kept;
+        multiply_add<T>(to, shares, {__byte_perm(words[0][w], words[1][w], select),
+                                     __byte_perm(words[2][w], words[3][w], select)});
+      }
+    }
+  }
+};
+
+// Warps' results in shared memory.
+struct Meeting {
+  float largest[WARPS][HEADS], sum[WARPS][HEADS], sums[WARPS][HEADS][WIDE * 64];
+
+  __device__ __forceinline__ void put(const Softmax& own, unsigned heads) {
+    const unsigned warp = threadIdx.x / WARP, head = threadIdx.x % WARP / 4, quarter = threadIdx.x % 4;
+    const float sum_of_keys = sum_of<4>(own.sum);
+    if (head >= heads) return;
+    if (quarter == 0) largest[warp][head] = own.largest, sum[warp][head] = sum_of_keys;
+#pragma unroll
+    for (unsigned j = 0; j < WIDE; ++j) {
+#pragma unroll
+      for (unsigned e = 0; e < 16; ++e) {
+        sums[warp][head][j * 64 + quarter * 16 + e] = own.sums[j * 8 + e % 8][e / 8];
+      }
+    }
+  }
+};
+
+// Parts of sequences, in memory, and how many of each group's parts have ended: zeros before the kernel and after it.
+struct Parts {
+  float* sums;     // [group][part][head][HEAD]
+  float* extents;  // [group][part][head][2]: the largest score and the sum
+  unsigned* ended;
+  unsigned count;
+};
+
+// Adds up the parts of a group, by the block that ends last.
+__device__ __forceinline__ void meet(const Attention& all, const Parts& parts, unsigned group, unsigned first_head,
+                                     unsigned heads, long long y_begin) {
+  __shared__ float factors[HEADS][MOST_PARTS];
+  const unsigned of_group = all.heads_of_group(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const long long begin = static_cast<long long>(group) * parts.count;
+#pragma unroll 1
+  for (unsigned head = warp; head < heads; head += WARPS) {
+    float largest = NONE, sum = 0.0f;
+    for (unsigned part = lane; part < parts.count; part += WARP) {
+      largest = fmaxf(largest, load_fresh(parts.extents + ((begin + part) * of_group + first_head + head) * 2));
+    }
+    largest = largest_of<WARP>(largest);
+    for (unsigned part = lane; part < parts.count; part += WARP) {
+      const float* extent = parts.extents + ((begin + part) * of_group + first_head + head) * 2;
+      const float factor = power_of_2(load_fresh(extent) - largest);
+      factors[head][part] = factor;
+      sum = fmaf(load_fresh(extent + 1), factor, sum);
+    }
+    sum = sum_of<WARP>(sum);
+    for (unsigned part = lane; part < parts.count; part += WARP) factors[head][part] /= sum;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < heads * HEAD; i += THREADS) {
+    const float* from = parts.sums + (begin * of_group + first_head) * HEAD + i;
+    float result = 0.0f;
+#pragma unroll 8
+    for (unsigned part = 0; part < parts.count; ++part) {
+      result = fmaf(load_fresh(from + static_cast<long long>(part) * of_group * HEAD), factors[i / HEAD][part], result);
+    }
+    all.y[y_begin + i] = T(result);
+  }
+}
+
+// Blocks: parts of each group; in the second dimension, eight heads of queries of a group each. tokens_of_part: a
+// multiple of KEYS.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    decode_attention_tuned(const T* q, const T* keys, const T* values, T* y, float* sums_of_parts,
+                           float* extents_of_parts, unsigned* ended, unsigned heads, unsigned groups, unsigned tokens,
+                           unsigned count, unsigned tokens_of_part, float scale) {
+  __shared__ Meeting meeting;
+  __shared__ bool is_last;
+  const Attention all{q, keys, values, y, heads, groups, tokens, scale};
+  const Parts parts{sums_of_parts, extents_of_parts, ended, count};
+  const unsigned group = blockIdx.x / count, part = blockIdx.x % count, lane = threadIdx.x % WARP;
+  const unsigned of_group = all.heads_of_group(), first_head = blockIdx.y * HEADS;
+  const unsigned here = min(HEADS, of_group - first_head);
+  const unsigned end = min(tokens, (part + 1) * tokens_of_part);
+  const Kept kept{keys + all.begin(group), values + all.begin(group), end, tokens - 1};
+  // Of a tensor (B, H, D), in elements: groups of all sequences follow each other.
+  const long long own = (static_cast<long long>(group) * of_group + first_head) * HEAD;
+
+  let_next_begin();
+  unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
+  Step ring[AHEAD];
+#pragma unroll
+  for (unsigned r = 0; r < AHEAD; ++r) kept.load(ring[r], first + r * WARPS * KEYS);
+  wait_for_before();
+
+  uint4 query[CHUNKS];
+#pragma unroll
+  for (unsigned j = 0; j < CHUNKS; ++j) {
+    query[j] = make_uint4(0, 0, 0, 0);
+    if (lane / 4 < here && Kept::of_key(j) < HEAD) {
+      query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
+    }
+  }
+#pragma unroll
+  for (unsigned r = 0; r < AHEAD; ++r) kept.load_last(ring[r], first + r * WARPS * KEYS);
+  Softmax softmax;
+#pragma unroll 1
+  while (first < end) {
+#pragma unroll
+    for (unsigned r = 0; r < AHEAD; ++r) {
+      const unsigned next = first + AHEAD * WARPS * KEYS;
+      if (first < end) softmax.add(ring[r], query, first, end, scale);
+      kept.load(ring[r], next);
+      kept.load_last(ring[r], next);
+      first += WARPS * KEYS;
+    }
+  }
+  meeting.put(softmax, here);
+  __syncthreads();
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < here * HEAD; i += THREADS) {
+    const unsigned head = i / HEAD, element = i % HEAD;
+    float largest = NONE, sum = 0.0f, result = 0.0f;
+#pragma unroll
+    for (unsigned w = 0; w < WARPS; ++w) largest = fmaxf(largest, meeting.largest[w][head]);
+#pragma unroll
+    for (unsigned w = 0; w < WARPS; ++w) {
+      const float factor = power_of_2(meeting.largest[w][head] - largest);
+      sum = fmaf(meeting.sum[w][head], factor, sum);
+      result = fmaf(meeting.sums[w][head][element], factor, result);
+    }
+    if (count == 1) {
+      y[own + i] = T(result / sum);
+    } else {
+      const long long place = (static_cast<long long>(blockIdx.x) * of_group + first_head) * HEAD + i;
+      parts.sums[place] = result;
+      if (element == 0) parts.extents[place / HEAD * 2] = largest, parts.extents[place / HEAD * 2 + 1] = sum;
+    }
+  }
+  if (count == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned* own_count = parts.ended + group * gridDim.y + blockIdx.y;
+    is_last = atomicAdd(own_count, 1u) == count - 1;
+    if (is_last) *own_count = 0;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  meet(all, parts, group, first_head, here, own);
+}
+#endif

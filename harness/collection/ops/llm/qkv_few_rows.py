@@ -183,9 +183,9 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     return lambda t: function(*_inputs(t))
 
 
-def _numbers(s: Any) -> tuple[Any, ...]:
+def _numbers(s: Any, stride: int) -> tuple[Any, ...]:
     counts = map(ctypes.c_uint32, (s.M, s.E, s.H, s.G, s.D // 2))
-    return *counts, ctypes.c_int64(s.D), ctypes.c_float(EPSILON)
+    return *counts, ctypes.c_int64(stride), ctypes.c_float(EPSILON)
 
 
 def _macros(case: Case) -> dict[str, str | int]:
@@ -199,8 +199,12 @@ def _pairs(values: Symbols) -> int:
 @OP.variant("fused", "one kernel, a warp makes two sums, an element a lane; any length and address", unsupported=odd)
 def fused(ctx: Context) -> Launch:
     """The starting point."""
+    return _in_elements(ctx, ctx.s.D)
+
+
+def _in_elements(ctx: Context, stride: int) -> Launch:
     kernel = ctx.kernel("qkv_few_rows.cu", "qkv_few_rows_fused", _macros(ctx.case))
-    grid, numbers = blocks(_pairs(ctx.case.values), _WARPS), _numbers(ctx.s)
+    grid, numbers = blocks(_pairs(ctx.case.values), _WARPS), _numbers(ctx.s, stride)
     return lambda t: kernel(grid, BLOCK, *_inputs(t), t.q, t.k, t.v, *numbers)
 
 
@@ -231,12 +235,17 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where rows aren't whole packs, or x is too long for shared memory, or begins inside of a pack."""
-    fallback: Launch = fused(ctx)
+    return prepared(ctx, ctx.s.D)
+
+
+def prepared(ctx: Context, stride: int) -> Launch:
+    """The launch of `tuned`. stride: elements from a head of keys or values to the next one, as a cache has them."""
+    fallback = _in_elements(ctx, stride)
     found = ctx.plan()
     plan = _made(ctx.case, found) if found else None
     if plan is None:
         return fallback
-    s, numbers = ctx.s, _numbers(ctx.s)
+    s, numbers = ctx.s, _numbers(ctx.s, stride)
     kernel = ctx.kernel("qkv_few_rows.cu", "qkv_few_rows_tuned", _macros(ctx.case) | plan.macros)
     grid, shared = plan.grid(s.M, _pairs(ctx.case.values), Chip.current()), plan.shared(s.M, s.E)
 

@@ -158,3 +158,23 @@ _add("compile", "sdpa with torch.compile of the model", DEFAULT, _inference.laun
 _add("compile_autotune", f"the same in mode {AUTOTUNE}", AUTOTUNE, _inference.launching)
 _add("compile_graph", f"compile {_GRAPH}", DEFAULT, _inference.replaying)
 _add("compile_autotune_graph", f"compile_autotune {_GRAPH}", AUTOTUNE, _inference.replaying)
+
+
+def _of_ours(ctx: Context) -> Any:
+    from harness.collection.steps.decoding import _ours
+
+    if ctx.s.B > _ours.MOST:
+        return decoder(ctx, _ours.operators(ctx))
+    return _ours.FewSequences(ctx, decoder(ctx, None))
+
+
+@OP.variant("ours", "five kernels of ours a layer; beyond 16 sequences, products by torch, and our kernels between them")
+def ours(ctx: Context) -> Launch:
+    """Kernels begin while the one before still runs."""
+    return _inference.launching(ctx, _of_ours, make, "logits")
+
+
+@OP.variant("ours_graph", f"ours {_GRAPH}")
+def ours_graph(ctx: Context) -> Launch:
+    """So the host takes no part in a step."""
+    return _inference.replaying(ctx, _of_ours, make, "logits")

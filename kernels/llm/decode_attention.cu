@@ -132,6 +132,7 @@ constexpr unsigned SIZE = Pack<T>::SIZE;       // elements of a load
 constexpr unsigned CHUNKS = (HEAD + 31) / 32;  // of 32 elements
 constexpr unsigned WIDE = (HEAD + 63) / 64;    // of 64 elements
 constexpr unsigned MOST_PARTS = 128;           // of a sequence
+constexpr unsigned MOST_FETCHED = 512;         // tokens that come to the L2 while a block waits for the kernel before
 
 // A lane's keys and values of a step.
 struct Step {
@@ -330,11 +331,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // Of a tensor (B, H, D), in elements: groups of all sequences follow each other.
   const long long own = (static_cast<long long>(group) * of_group + first_head) * HEAD;
 
-  let_next_begin();
   unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
   Step ring[AHEAD];
 #pragma unroll
   for (unsigned r = 0; r < AHEAD; ++r) kept.load(ring[r], first + r * WARPS * KEYS);
+  if (threadIdx.x == 0) {
+    const unsigned begin = part * tokens_of_part, bytes = min(end - begin, MOST_FETCHED) * HEAD * sizeof(T);
+    fetch_to_l2(kept.keys + static_cast<long long>(begin) * HEAD, bytes);
+    fetch_to_l2(kept.values + static_cast<long long>(begin) * HEAD, bytes);
+  }
+  if (first + AHEAD * WARPS * KEYS >= end) let_next_begin();
   wait_for_before();
 
   uint4 query[CHUNKS];
@@ -356,6 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       if (first < end) softmax.add(ring[r], query, first, end, scale);
       kept.load(ring[r], next);
       kept.load_last(ring[r], next);
+      if (next + WARPS * KEYS >= end) let_next_begin();
       first += WARPS * KEYS;
     }
   }

@@ -10,7 +10,8 @@
 //     store(n, pair, sums, ready) rounds and writes the two sums of row n of x
 //
 // Macros of `tuned`: ROWS: of x, rounded up to 8 or 16. WARPS: of a block, which share the columns. AHEAD: units of
-// columns that a warp has under way. BLOCKS: of a multiprocessor at a time.
+// columns that a warp has under way. FETCH: tiles of a block whose weights come to the L2 while it waits for the kernel
+// before.
 #pragma once
 
 #include "../include/dependent.cuh"
@@ -76,7 +77,11 @@ __device__ __forceinline__ void multiply_plainly(const Layer& layer, const Input
 #else
 
 // 2. The tensor cores multiply 16 rows of weights, a tile of eight pairs, with eight or 16 rows of x.
+#ifndef EARLY
+#define EARLY 0
+#endif
 constexpr unsigned THREADS = WARPS * WARP;
+constexpr unsigned BLOCKS = 512 / THREADS;  // that registers are enough for: this kernel's, and the next one's
 constexpr unsigned EIGHTS = ROWS / 8;
 constexpr unsigned PAIRS = 8;                       // of a tile
 constexpr unsigned SIZE = Pack<T>::SIZE;            // elements that a lane loads at a time
@@ -125,9 +130,18 @@ struct Stream {
   }
   __device__ __forceinline__ void go_on() {
     turn += AHEAD;
-    if (turn < turns) return;
-    turn = 0, tile += gridDim.x;
-    if (tile < tiles) find_rows();
+    if (turn >= turns) {
+      turn = 0, tile += gridDim.x;
+      if (tile < tiles) find_rows();
+    }
+    if (EARLY || tile >= tiles) let_next_begin();
+  }
+  // Asks for what comes next to come to the L2: a warp for the rows of a tile each.
+  __device__ __forceinline__ void fetch() const {
+    const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const unsigned from = warp ? 0 : turn * WARPS * UNIT, ahead = tile + warp * gridDim.x;
+    if (warp >= FETCH || lane >= 2 * PAIRS || ahead >= tiles || from >= columns) return;
+    fetch_to_l2(layer.row(ahead * PAIRS + lane % PAIRS, lane / PAIRS) + from, (columns - from) * sizeof(T));
   }
 };
 
@@ -233,12 +247,12 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   T* const gamma = x + rows * pitch;
 
-  let_next_begin();
   Stream<Layer> ahead(layer, input.columns, tiles, turns);
   Unit ring[AHEAD];
 #pragma unroll
   for (unsigned r = 0; r < AHEAD; ++r) ahead.load(ring[r], r);
   ahead.go_on();
+  ahead.fetch();
   if constexpr (NORM) copy_row(gamma, input.gamma, input.columns);
   wait_for_before();
 

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-5
 """What the RMSNorm in front adds to mean squares."""
-EVERY_PLAN: Mapping[str, tuple[int, ...]] = {"warps": (4, 8, 16), "ahead": (1, 2, 3, 4), "blocks": (1, 2, 3, 4)}
+EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
+    "warps": (4, 8, 16),
+    "ahead": (1, 2, 3, 4),
+    "blocks": (1, 2, 4),
+    "fetch": (0, 1, 2, 4, 8),
+}
 """What a search may try, as FewRows has it."""
 _UNIT = 64  # columns that a warp takes at a time
 _PAIRS, _EIGHT, _MOST_ROWS = 8, 8, 16  # pairs of rows of weights of a tile; rows of x of a block
@@ -23,7 +28,7 @@ _STEP = 32  # columns by which rows of x in shared memory are longer than their 
 _HALF, _FLOAT = 2, 4  # bytes
 _PITCH = 20  # floats of a row of sums in shared memory
 _WARPS, _AHEAD = 8, 4  # of the rule
-_LONG = 2 * _WARPS * _AHEAD  # units of rows that 16 warps share
+_FETCHED = 2**17  # bytes that a block has come to the L2 at most, by the rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +36,20 @@ class FewRows:
     """How threads share a product.
 
     rows: of x that a block multiplies, 8 or 16. warps: of a block. ahead: units that a warp has under way. blocks: of
-    a multiprocessor at a time.
+    a multiprocessor at most. fetch: tiles of a block that come to the L2 before x is there.
     """
 
     rows: int
     warps: int
     ahead: int
     blocks: int
+    fetch: int
 
     @classmethod
     def of(cls, rows: int, columns: int, plan: Plan, chip: Chip) -> Self | None:
         """The plan for x of (rows, columns); None where shared memory is too small for it."""
         for at_once in (_MOST_ROWS, _EIGHT) if rows > _EIGHT else (_EIGHT,):
-            made = cls(at_once, int(plan["warps"]), int(plan["ahead"]), int(plan["blocks"]))
+            made = cls(at_once, *(int(plan[name]) for name in EVERY_PLAN))
             used = made.shared(rows, columns) + (2 * _PITCH + 1) * made.warps * at_once * _FLOAT
             if used <= chip.shared and made.blocks * (used + RESERVED) <= chip.shared + RESERVED:
                 return made
@@ -67,25 +73,27 @@ class FewRows:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"ROWS": self.rows, "WARPS": self.warps, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        return {"ROWS": self.rows, "WARPS": self.warps, "AHEAD": self.ahead, "FETCH": self.fetch}
 
 
-def rule(columns: int) -> Plan | None:
+def rule(columns: int, pairs: int, chip: Chip) -> Plan | None:
     """The plan where no table has one; None where rows aren't whole packs of 16 bytes.
 
-    16 warps share long rows, which are many units for each of them. All units of other rows are under way at once.
+    A multiprocessor has one block, beside which there is room for a block of the next kernel; or two blocks, where all
+    blocks are then there at a time.
     """
     if columns % (PACK_BYTES // _HALF):
         return None
-    units = blocks(columns, _UNIT)
-    if units >= _LONG:
-        return {"warps": 2 * _WARPS, "ahead": _AHEAD, "blocks": 1}
-    turns = blocks(units, _WARPS)
-    return {"warps": _WARPS, "ahead": blocks(turns, blocks(turns, _AHEAD)), "blocks": 2}
+    turns = blocks(blocks(columns, _UNIT), _WARPS)
+    ahead = blocks(turns, blocks(turns, _AHEAD))
+    tiles = blocks(pairs, _PAIRS)
+    at_once = 2 if chip.multiprocessors < tiles <= 2 * chip.multiprocessors else 1
+    of_tile = 2 * _PAIRS * columns * _HALF
+    return {"warps": _WARPS, "ahead": ahead, "blocks": at_once, "fetch": max(1, _FETCHED // of_tile)}
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) times a weight (N, K), and how far off each element may be; in the type of x, float32 at least.
+    """X (M, K) times a weight (N, K), and how far off each element may be; in the type of x, float32 at least.
 
     A product may be rounded by a unit in the last place, and its terms are added in float32 in any order.
     """
@@ -98,9 +106,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
     return made, made.abs() * unit + lengths * (x.shape[-1] ** 0.5 * float32)
 
 
-def normalised_product(
-    x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def normalised_product(x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of RMSNorm(x).
 
     Each normalised element is rounded, so each term has an error of its own: together twice the root of the terms'

@@ -10,7 +10,7 @@ import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from harness.collection.ops.chip import WARP, Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _KEYS, _HEADS, _MOST_PARTS = 16, 8, 128  # as in the kernel
 _STEPS = 2  # of 16 keys that each warp of a part has at least
-_MOST_HEAD = 256
+_MOST_HEAD, _MOST_IN_REGISTERS = 256, 128  # elements of a head, for `fused` and `tuned`
 _HALF = 2  # bytes
 _REASON = "scores are multiples of it, and their powers beyond what float32 tells apart"
 
@@ -231,8 +231,8 @@ def _blocks_of_heads(s: Symbols) -> int:
 
 
 def rule(head: int) -> Plan | None:
-    """The plan for heads of so many elements where no table has one; None where heads aren't whole packs of 16 bytes."""
-    if head % (PACK_BYTES // _HALF):
+    """The plan where no table has one; None where heads aren't whole packs of 16 bytes, or take too many registers."""
+    if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:
         return None
     if head > 64:
         return {"warps": 4, "ahead": 1, "blocks": 2}
@@ -260,7 +260,7 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     tuning=Tuning(lambda _: {"warps": (4, 8), "ahead": (1, 2, 3), "blocks": (1, 2, 3, 4)}, _rule, _refuse, _kernels),
 )
 def tuned(ctx: Context) -> Launch:
-    """`fused` runs where heads aren't whole packs, or a tensor doesn't begin on 16 bytes."""
+    """`fused` runs where heads aren't whole packs, or too long, or a tensor doesn't begin on 16 bytes."""
     fallback: Launch = fused(ctx)
     plan = ctx.plan()
     if plan is None:

@@ -142,7 +142,9 @@ def _launches(s: Symbols, size: int) -> Traffic:
     return Traffic(needed.read + between, needed.written + between)
 
 
-@OP.variant("eager", "torch's functions, one after the other", role="baseline", devices=ANY, returns=True, traffic=_launches)
+@OP.variant(
+    "eager", "torch's functions, one after the other", role="baseline", devices=ANY, returns=True, traffic=_launches
+)
 def eager(ctx: Context) -> Launch:
     """What a user's model does today."""
     return lambda t: (_by_torch(ctx, t.x, t.gamma, t.weight, t.residual),)
@@ -190,7 +192,7 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 
 
 def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(case.symbols["K"])
+    return _few_rows.rule(case.symbols["K"], _pairs(case.values), Chip.current())
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:

@@ -217,7 +217,7 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 
 
 def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(case.symbols["E"])
+    return _few_rows.rule(case.symbols["E"], _pairs(case.values), Chip.current())
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:

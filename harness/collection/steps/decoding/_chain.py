@@ -1,7 +1,10 @@
 """Launches that follow each other, of which each may begin while the one before still runs.
 
-CUDA calls it programmatic dependent launch; GPUs from compute capability 9.0 on have it. A kernel that isn't written for
-it (kernels/include/dependent.cuh) must not be launched so: it would read what isn't there yet.
+CUDA calls it programmatic dependent launch; GPUs from compute capability 9.0 on have it. A kernel that isn't written
+for it (kernels/include/dependent.cuh) must not be launched so: it would read what isn't there yet.
+
+Two kernels share a multiprocessor only if they divide its memory alike into L1 and shared memory. So all kernels of a
+chain ask for as much shared memory as there is.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any
 
 from harness import cuda
 from harness.cuda.launch import LAUNCHES, Launched, launch
+
+_ALL_SHARED = 100  # percent
 
 
 class Chain:
@@ -25,6 +30,8 @@ class Chain:
         self._values = [[_argument(value) for value in made.arguments] for made in launches]
         self._addresses = [(ctypes.c_uint64 * len(row))(*map(ctypes.addressof, row)) for row in self._values]
         self._shapes: dict[int, list[Any]] = {}
+        for function in {made.function for made in launches}:
+            _divide_alike(function)
 
     @classmethod
     def of(cls, call: Callable[[], object]) -> Chain:
@@ -40,6 +47,14 @@ class Chain:
             self._shapes[stream] = [_shape(made, stream, early=place > 0) for place, made in enumerate(self._launches)]
         for shape, made, addresses in zip(self._shapes[stream], self._launches, self._addresses, strict=True):
             launch(shape, made.function, ctypes.addressof(addresses))
+
+
+def _divide_alike(function: int) -> None:
+    """Ask for shared memory in place of L1. This is a wish: a kernel runs without it, too."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    driver.cuKernelSetAttribute(attribute, _ALL_SHARED, driver.CUkernel(function), cuda.device().device_id)
 
 
 def _argument(value: Any) -> Any:

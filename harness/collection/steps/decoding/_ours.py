@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
@@ -48,7 +49,10 @@ def of_op(ctx: Context, op: Op, sizes: dict[str, int], choices: dict[str, Value]
 
 
 class FewSequences:
-    """Tokens (B) to logits (B, V), as `Decoder` makes them, for up to `MOST` sequences. Calls share their result."""
+    """Tokens (B) to logits (B, V), as `Decoder` makes them, for up to `MOST` sequences. Calls share their result.
+
+    calls: the launches behind the embedding, one by one.
+    """
 
     def __init__(self, ctx: Context, decoder: Decoder) -> None:
         import torch
@@ -63,9 +67,9 @@ class FewSequences:
         self._q, self._attended = (torch.empty_like(self._x) for _ in range(2))
         self._logits = torch.empty((size, self._config.vocabulary), **options)
         self._empty = torch.empty(0, **options)
-        calls = [*self._calls()]
-        self._run: _Call = lambda: _each(calls)
-        if ctx.device.type == "cuda" and cuda.has_clusters():  # GPUs that have clusters can begin early
+        self.calls = self._calls()
+        self._run: _Call = partial(_each, self.calls)
+        if ctx.device.type == "cuda" and cuda.has_clusters():  # GPUs that have clusters have dependent launches
             with torch.inference_mode():
                 self._run = Chain.of(self._run)
 
@@ -96,9 +100,7 @@ class FewSequences:
             given = Tensors(**tensors)
             calls.append(lambda: launch(given))
 
-        for layer, keys, values in zip(
-            model.model["layers"], self._decoder.keys, self._decoder.values, strict=True
-        ):
+        for layer, keys, values in zip(model.model["layers"], self._decoder.keys, self._decoder.values, strict=True):
             weights = {f"{name}_weight": layer.self_attn[f"{name}_proj"].weight.detach() for name in "qkv"}
             # The last place of the first head, from which on each head has its own one.
             k, v = (kept.view(-1)[self._ctx.s.C * config.head :] for kept in (keys, values))

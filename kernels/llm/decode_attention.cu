@@ -27,35 +27,8 @@
 #define HEAD 64
 #endif
 
-#include "../include/dependent.cuh"
-#include "../include/mma.cuh"
 #include "../include/number.cuh"
-#include "../include/once.cuh"
-#include "../include/pack.cuh"
-#include "../include/warp.cuh"
-
-using T = SCALAR;
-
-constexpr float NONE = -1.0e30f;  // lower than any score, and finite
-[[maybe_unused]] constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
-
-template <unsigned Lanes>
-__device__ __forceinline__ float sum_of(float value) {
-#pragma unroll
-  for (unsigned step = Lanes / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
-  return value;
-}
-template <unsigned Lanes>
-__device__ __forceinline__ float largest_of(float value) {
-#pragma unroll
-  for (unsigned step = Lanes / 2; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, step));
-  return value;
-}
-__device__ __forceinline__ float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+#include "decode_softmax.cuh"
 
 // The tensors. scale: of scores, times log2(e), so that powers of 2 do.
 struct Attention {
@@ -89,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256)
   float query[PARTS], sums[PARTS] = {}, largest = NONE, sum = 0.0f;
 #pragma unroll
   for (unsigned p = 0; p < PARTS; ++p) {
-    query[p] = lane + p * WARP < HEAD ? to_float(q[own + lane + p * WARP]) * scale : 0.0f;
+    query[p] = lane + p * WARP < HEAD ? to_float(load_fresh(q + own + lane + p * WARP)) * scale : 0.0f;
   }
 #pragma unroll 1
   for (unsigned token = 0; token < tokens; ++token) {
@@ -97,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float score = 0.0f;
 #pragma unroll
     for (unsigned p = 0; p < PARTS; ++p) {
-      if (lane + p * WARP < HEAD) score = fmaf(query[p], to_float(keys[row + p * WARP]), score);
+      if (lane + p * WARP < HEAD) score = fmaf(query[p], to_float(load_fresh(keys + row + p * WARP)), score);
     }
     score = sum_of<WARP>(score);
     const float before = largest;
@@ -106,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256)
     sum = fmaf(sum, kept, share);
 #pragma unroll
     for (unsigned p = 0; p < PARTS; ++p) {
-      if (lane + p * WARP < HEAD) sums[p] = fmaf(sums[p], kept, share * to_float(values[row + p * WARP]));
+      if (lane + p * WARP < HEAD) sums[p] = fmaf(sums[p], kept, share * to_float(load_fresh(values + row + p * WARP)));
     }
   }
 #pragma unroll
@@ -117,158 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #else
 
-// 2. With r = lane / 4 and c = lane % 4, a lane has of each step of 16 keys
-//
-//      keys r and r + 8: elements 32 j + 8 c to 32 j + 8 c + 7, rows of the first product's B, for each j < CHUNKS
-//      values 2 c, 2 c + 1, 2 c + 8, 2 c + 9: elements 64 j + 8 r to 64 j + 8 r + 7. Element e of these eight belongs to
-//      column r of the second product number 8 j + e
-//
-//    and its results are elements 64 j + 16 c to 64 j + 16 c + 15 of head r. Heads of queries are the rows of A. Its other
-//    eight rows are zeros.
-constexpr unsigned THREADS = WARPS * WARP;
-constexpr unsigned KEYS = 16;                  // of a step
-constexpr unsigned HEADS = 8;                  // of queries, of a block
-constexpr unsigned SIZE = Pack<T>::SIZE;       // elements of a load
-constexpr unsigned CHUNKS = (HEAD + 31) / 32;  // of 32 elements
-constexpr unsigned WIDE = (HEAD + 63) / 64;    // of 64 elements
-constexpr unsigned MOST_PARTS = 128;           // of a sequence
-constexpr unsigned MOST_FETCHED = 512;         // tokens that come to the L2 while a block waits for the kernel before
-
-// A lane's keys and values of a step.
-struct Step {
-  uint4 keys[CHUNKS][2], values[WIDE][4];
-};
-
-// The keys and values of a group. Tokens before `end` are the block's. The last token of all isn't loaded with others.
-struct Kept {
-  const T *keys, *values;
-  unsigned end, last;
-
-  static __device__ __forceinline__ unsigned key(unsigned first, unsigned i) {
-    return first + threadIdx.x % WARP / 4 + i * 8;
-  }
-  static __device__ __forceinline__ unsigned value(unsigned first, unsigned i) {
-    return first + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
-  }
-  static __device__ __forceinline__ unsigned of_key(unsigned j) { return j * 32 + threadIdx.x % 4 * SIZE; }
-  static __device__ __forceinline__ unsigned of_value(unsigned j) { return j * 64 + threadIdx.x % WARP / 4 * SIZE; }
-  static __device__ __forceinline__ long long place(unsigned token, unsigned element) {
-    return static_cast<long long>(token) * HEAD + element;
-  }
-
-  __device__ __forceinline__ void load(Step& step, unsigned first) const {
-    const unsigned until = min(end, last);
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        const bool there = key(first, i) < until && of_key(j) < HEAD;
-        step.keys[j][i] = load_once(keys + place(key(first, i), of_key(j)), there);
-      }
-    }
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        const bool there = value(first, i) < until && of_value(j) < HEAD;
-        step.values[j][i] = load_once(values + place(value(first, i), of_value(j)), there);
-      }
-    }
-  }
-  // The last token's key and value, if they are of this step and of the block.
-  __device__ __forceinline__ void load_last(Step& step, unsigned first) const {
-    if (last >= end || last < first || last >= first + KEYS) return;
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        if (key(first, i) == last && of_key(j) < HEAD) {
-          step.keys[j][i] = load_fresh(reinterpret_cast<const uint4*>(keys + place(last, of_key(j))));
-        }
-      }
-    }
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        if (value(first, i) == last && of_value(j) < HEAD) {
-          step.values[j][i] = load_fresh(reinterpret_cast<const uint4*>(values + place(last, of_value(j))));
-        }
-      }
-    }
-  }
-};
-
-// What a warp, a block or a part has: for each head the largest score, the sum of powers, and sums of values.
-struct Softmax {
-  float largest = NONE, sum = 0.0f;  // of the lane's head; `sum` of the lane's keys
-  float sums[WIDE * 8][4] = {};      // [.][0] and [.][1] are the lane's; the others belong to rows of zeros
-
-  __device__ __forceinline__ void add(const Step& step, const uint4 (&query)[CHUNKS], unsigned first, unsigned end,
-                                      float scale) {
-    float scores[2][4] = {};
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        const uint4& key = step.keys[j][i];
-        multiply_add<T>(scores[i], {query[j].x, 0, query[j].y, 0}, {key.x, key.y});
-        multiply_add<T>(scores[i], {query[j].z, 0, query[j].w, 0}, {key.z, key.w});
-      }
-    }
-    float now = largest;
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      float& score = scores[i / 2][i % 2];
-      score = Kept::value(first, i) < end ? score * scale : MINUS_INFINITY;
-      now = fmaxf(now, score);
-    }
-    now = largest_of<4>(now);
-    const float kept = power_of_2(largest - now);
-    largest = now, sum *= kept;
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      float& score = scores[i / 2][i % 2];
-      score = power_of_2(score - now);
-      sum += score;
-    }
-    const unsigned shares[] = {rounded_pair<T>(scores[0][0], scores[0][1]), 0,
-                               rounded_pair<T>(scores[1][0], scores[1][1]), 0};
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-      const uint4(&own)[4] = step.values[j];
-      const unsigned words[4][4] = {{own[0].x, own[0].y, own[0].z, own[0].w}, {own[1].x, own[1].y, own[1].z, own[1].w},
-                                    {own[2].x, own[2].y, own[2].z, own[2].w}, {own[3].x, own[3].y, own[3].z, own[3].w}};
-#pragma unroll
-      for (unsigned e = 0; e < SIZE; ++e) {
-        const unsigned select = e % 2 ? 0x7632 : 0x5410, w = e / 2;
-        float(&to)[4] = sums[j * 8 + e];
-        to[0] *= kept, to[1] *= kept;
-        multiply_add<T>(to, shares, {__byte_perm(words[0][w], words[1][w], select),
-                                     __byte_perm(words[2][w], words[3][w], select)});
-      }
-    }
-  }
-};
-
-// Warps' results in shared memory.
-struct Meeting {
-  float largest[WARPS][HEADS], sum[WARPS][HEADS], sums[WARPS][HEADS][WIDE * 64];
-
-  __device__ __forceinline__ void put(const Softmax& own, unsigned heads) {
-    const unsigned warp = threadIdx.x / WARP, head = threadIdx.x % WARP / 4, quarter = threadIdx.x % 4;
-    const float sum_of_keys = sum_of<4>(own.sum);
-    if (head >= heads) return;
-    if (quarter == 0) largest[warp][head] = own.largest, sum[warp][head] = sum_of_keys;
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned e = 0; e < 16; ++e) {
-        sums[warp][head][j * 64 + quarter * 16 + e] = own.sums[j * 8 + e % 8][e / 8];
-      }
-    }
-  }
-};
+// 2. Warps share tokens, and up to eight heads of queries are multiplied at a time.
 
 // Parts of sequences, in memory, and how many of each group's parts have ended: zeros before the kernel and after it.
 struct Parts {

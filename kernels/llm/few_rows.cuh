@@ -58,13 +58,13 @@ __device__ __forceinline__ void multiply_plainly(const Layer& layer, const Input
     if constexpr (NORM) {
       float squares = 0.0f;
       for (unsigned k = lane; k < input.columns; k += WARP) {
-        const float value = to_float(x[k]);
+        const float value = to_float(load_fresh(x + k));
         squares = fmaf(value, value, squares);
       }
       scale = norm_scale(sum_of_warp(squares), input);
     }
     for (unsigned k = lane; k < input.columns; k += WARP) {
-      float value = to_float(x[k]);
+      float value = to_float(load_fresh(x + k));
       if constexpr (NORM) value = to_float(T(value * scale * to_float(input.gamma[k])));
       sums[0] = fmaf(value, to_float(first[k]), sums[0]);
       sums[1] = fmaf(value, to_float(second[k]), sums[1]);

@@ -183,7 +183,7 @@ def fused(ctx: Context) -> Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TokenParts:
     """How blocks and warps share tokens.
 
     warps: of a block. ahead: steps of 16 tokens that a warp has under way. blocks: of a multiprocessor at a time.
@@ -198,7 +198,7 @@ class Parts:
 
     @classmethod
     def of(cls, s: Symbols, plan: Plan, chip: Chip) -> Self:
-        """As many parts as fill the GPU once, each with a few steps for each of its warps."""
+        """The plan with as many parts as fill the GPU once, each with a few steps for each of its warps."""
         warps, ahead, at_once = (int(plan[name]) for name in ("warps", "ahead", "blocks"))
         groups = s["B"] * s["G"] * _blocks_of_heads(s)
         most = chip.multiprocessors * at_once // groups
@@ -266,7 +266,7 @@ def tuned(ctx: Context) -> Launch:
     if plan is None:
         return fallback
     s = ctx.s
-    parts = Parts.of(ctx.case.symbols, plan, Chip.current())
+    parts = TokenParts.of(ctx.case.symbols, plan, Chip.current())
     kernel = ctx.kernel("decode_attention.cu", "decode_attention_tuned", _macros(ctx.case) | parts.macros)
     memory = parts.memory(ctx.case.symbols, ctx.device)
     grid = parts.grid(ctx.case.symbols)

@@ -9,15 +9,14 @@
 //     Ready ready(n, pair)        what storing needs from memory beside the sums, asked for before the sums are there
 //     store(n, pair, sums, ready) rounds and writes the two sums of row n of x
 //
-// Macros of `tuned`: ROWS: of x, rounded up to 8 or 16. WARPS: of a block, which share the columns. AHEAD: units of
-// columns that a warp has under way. FETCH: tiles of a block whose weights come to the L2 while it waits for the kernel
-// before.
+// Macros of `tuned`: ROWS: of x, rounded up to 8 or 16. WARPS: of a block, which share the columns. COLUMNS and STAGES: of
+// the ring of weights (weight_ring.cuh). FETCH: stages behind the ring whose weights come to the L2 while a block waits
+// for the kernel before.
 #pragma once
 
 #include "../include/dependent.cuh"
 #include "../include/mma.cuh"
 #include "../include/number.cuh"
-#include "../include/once.cuh"
 #include "../include/pack.cuh"
 #include "../include/warp.cuh"
 
@@ -76,83 +75,25 @@ __device__ __forceinline__ void multiply_plainly(const Layer& layer, const Input
 
 #else
 
-// 2. The tensor cores multiply 16 rows of weights, a tile of eight pairs, with eight or 16 rows of x.
-#ifndef EARLY
-#define EARLY 0
-#endif
-constexpr unsigned THREADS = WARPS * WARP;
-constexpr unsigned BLOCKS = 512 / THREADS;  // that registers are enough for: this kernel's, and the next one's
+// 2. The tensor cores multiply eight or 16 rows of x with a tile of eight rows of weights.
+#include "weight_ring.cuh"
+
+constexpr unsigned BLOCKS = WARPS > 8 ? 2 : 24 / WARPS;  // that registers are enough for: of this kernel and the next ones
 constexpr unsigned EIGHTS = ROWS / 8;
-constexpr unsigned PAIRS = 8;                       // of a tile
-constexpr unsigned SIZE = Pack<T>::SIZE;            // elements that a lane loads at a time
-constexpr unsigned STEP = 4 * SIZE, UNIT = 2 * STEP;  // columns that four lanes load at a time; a unit is 128 bytes of a row
-constexpr unsigned PITCH = 2 * PAIRS + 4;           // of a row of sums in shared memory, so that lanes have all banks
 
-// Elements from a row of x in shared memory to the next. Rows are whole units and half a unit, so that the rows that a
-// quarter of a warp reads lie in different banks.
-__device__ __forceinline__ unsigned units_of(unsigned columns) { return (columns + UNIT - 1) / UNIT; }
-__device__ __forceinline__ unsigned pitch_of_x(unsigned columns) { return units_of(columns) * UNIT + STEP; }
-
-// A lane's part of a unit: of the first and of the second row of a pair. The order of columns in a product doesn't matter
-// if both operands have the same. So lane l takes 16 bytes from 16 * (l % 4) on as columns of two products, and loads
-// them from memory as they are: neither shared memory nor a shuffle comes between.
-struct Unit {
-  uint4 at[2][2];  // [step][row of the pair]
-};
-
-// What a warp loads, one unit after the other: its parts of the columns of a tile, then of the block's next tile.
-template <typename Layer>
-struct Stream {
-  const Layer& layer;
-  const unsigned columns, tiles, turns;
-  unsigned tile = blockIdx.x, turn = 0;
-  const T* rows[2];
-
-  __device__ __forceinline__ Stream(const Layer& layer, unsigned columns, unsigned tiles, unsigned turns)
-      : layer(layer), columns(columns), tiles(tiles), turns(turns) {
-    find_rows();
-  }
-  __device__ __forceinline__ void find_rows() {
-    const unsigned lane = threadIdx.x % WARP, pair = tile * PAIRS + lane / 4;
-#pragma unroll
-    for (unsigned which = 0; which < 2; ++which) rows[which] = layer.row(pair, which) + lane % 4 * SIZE;
-  }
-  // The unit `ahead` turns from here.
-  __device__ __forceinline__ void load(Unit& unit, unsigned ahead) const {
-    const unsigned begin = ((turn + ahead) * WARPS + threadIdx.x / WARP) * UNIT;
-#pragma unroll
-    for (unsigned s = 0; s < 2; ++s) {
-      const unsigned k = begin + s * STEP;
-      const bool there = tile < tiles && k + threadIdx.x % 4 * SIZE < columns;
-#pragma unroll
-      for (unsigned which = 0; which < 2; ++which) unit.at[s][which] = load_once(rows[which] + k, there);
-    }
-  }
-  __device__ __forceinline__ void go_on() {
-    turn += AHEAD;
-    if (turn >= turns) {
-      turn = 0, tile += gridDim.x;
-      if (tile < tiles) find_rows();
-    }
-    if (EARLY || tile >= tiles) let_next_begin();
-  }
-  // Asks for what comes next to come to the L2: a warp for the rows of a tile each.
-  __device__ __forceinline__ void fetch() const {
-    const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const unsigned from = warp ? 0 : turn * WARPS * UNIT, ahead = tile + warp * gridDim.x;
-    if (warp >= FETCH || lane >= 2 * PAIRS || ahead >= tiles || from >= columns) return;
-    fetch_to_l2(layer.row(ahead * PAIRS + lane % PAIRS, lane / PAIRS) + from, (columns - from) * sizeof(T));
-  }
-};
+// Elements from a row of x in shared memory to the next. A row has zeros behind it until its length is a multiple of
+// UNIT, and half a unit, so that the rows that a quarter of a warp reads lie in different banks.
+constexpr unsigned UNIT = 2 * STEP;
+__device__ __forceinline__ unsigned padded(unsigned columns) { return (columns + UNIT - 1) / UNIT * UNIT; }
+__device__ __forceinline__ unsigned pitch_of_x(unsigned columns) { return padded(columns) + STEP; }
 
 // Begins to copy a row of x or gamma to shared memory, and zeros behind it. Each thread has packs of its own.
 __device__ __forceinline__ void copy_row(T* to, const T* from, unsigned columns) {
 #pragma unroll 1
-  for (unsigned k = threadIdx.x * SIZE; k < units_of(columns) * UNIT; k += THREADS * SIZE) {
+  for (unsigned k = threadIdx.x * SIZE; k < padded(columns); k += THREADS * SIZE) {
     const unsigned bytes = k < columns ? 16 : 0;
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to + k));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from + (bytes ? k : 0)), "n"(16),
-                 "r"(bytes)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to + k)),
+                 "l"(from + (bytes ? k : 0)), "n"(16), "r"(bytes)
                  : "memory");
   }
 }
@@ -170,7 +111,7 @@ __device__ __forceinline__ void widen_pack(const T* from, float (&values)[SIZE])
 // Normalises the rows of x in shared memory, in place. Each thread reads what it copied itself.
 __device__ __forceinline__ void normalise(T* x, const T* gamma, unsigned rows, const Input& input) {
   __shared__ float squares[ROWS][WARPS];
-  const unsigned pitch = pitch_of_x(input.columns), end = units_of(input.columns) * UNIT;
+  const unsigned pitch = pitch_of_x(input.columns), end = padded(input.columns);
 #pragma unroll 1
   for (unsigned n = 0; n < rows; ++n) {
     float sum = 0.0f;
@@ -205,32 +146,36 @@ __device__ __forceinline__ void normalise(T* x, const T* gamma, unsigned rows, c
   }
 }
 
-using Sums = float[EIGHTS][4];
+// Two sums of each product, so that a product needn't wait for the one before.
+using Sums = float[2][4];
 
-// Adds the products of a unit with the same columns of x, which begin at `x`. rows: offsets of the lane's rows of x.
-__device__ __forceinline__ void multiply(Sums& sums, const Unit& unit, const T* x, const unsigned (&rows)[EIGHTS]) {
-#pragma unroll
-  for (unsigned s = 0; s < 2; ++s) {
-    const uint4 &first = unit.at[s][0], &second = unit.at[s][1];
-    const unsigned low[] = {first.x, second.x, first.y, second.y}, high[] = {first.z, second.z, first.w, second.w};
-#pragma unroll
-    for (unsigned e = 0; e < EIGHTS; ++e) {
-      const uint4 columns = *reinterpret_cast<const uint4*>(x + rows[e] + s * STEP);
-      multiply_add<T>(sums[e], low, {columns.x, columns.y});
-      multiply_add<T>(sums[e], high, {columns.z, columns.w});
-    }
-  }
+__device__ __forceinline__ uint4 load_shared_16(const T* from) { return *reinterpret_cast<const uint4*>(from); }
+
+// Adds the products of 32 columns of weights and of x. The order of columns in a product doesn't matter if both operands
+// have the same. So a lane takes 16 bytes of each row that is its own as columns of two products.
+__device__ __forceinline__ void multiply_step(Sums& sums, const uint4& weights, const T* x,
+                                              const unsigned (&rows)[EIGHTS]) {
+  const uint4 first = load_shared_16(x + rows[0]), second = EIGHTS > 1 ? load_shared_16(x + rows[EIGHTS - 1]) : uint4{};
+  multiply_add<T>(sums[0], {first.x, second.x, first.y, second.y}, {weights.x, weights.y});
+  multiply_add<T>(sums[1], {first.z, second.z, first.w, second.w}, {weights.z, weights.w});
 }
 
-// The sums of a warp, [row of x][row of weights]: the first rows of all pairs, then the second ones.
-__device__ __forceinline__ void keep(float (&to)[ROWS][PITCH], const Sums& sums, unsigned rows) {
-  const unsigned lane = threadIdx.x % WARP;
+// The same of a warp's part of a stage with `here` columns. x: of the stage's first column. rows: offsets of the lane's
+// rows of x.
+__device__ __forceinline__ void multiply_stage(Sums& sums, const T* stage, const T* x, const unsigned (&rows)[EIGHTS],
+                                               unsigned here) {
+  const unsigned lane = threadIdx.x % WARP, first = threadIdx.x / WARP * STEP;
+  const T* const own = stage + lane / 4 * PITCH + lane % 4 * SIZE;
+  if (here == COLUMNS && COLUMNS % (WARPS * STEP) == 0) {
 #pragma unroll
-  for (unsigned e = 0; e < EIGHTS; ++e) {
-#pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      const unsigned n = e * 8 + lane % 4 * 2 + i % 2;
-      if (n < rows) to[n][lane / 4 + i / 2 * PAIRS] = sums[e][i];
+    for (unsigned k = 0; k < COLUMNS; k += WARPS * STEP) {
+      multiply_step(sums, load_shared_16(own + first + k), x + first + k, rows);
+    }
+  } else {
+#pragma unroll 1
+    for (unsigned k = first; k < here; k += WARPS * STEP) {
+      const bool there = k + lane % 4 * SIZE < here;
+      multiply_step(sums, there ? load_shared_16(own + k) : uint4{}, x + k, rows);
     }
   }
 }
@@ -238,27 +183,22 @@ __device__ __forceinline__ void keep(float (&to)[ROWS][PITCH], const Sums& sums,
 template <bool NORM, typename Layer>
 __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& input) {
   extern __shared__ uint4 dynamic[];
-  __shared__ float parts[2][WARPS][ROWS][PITCH];
-  T* const x = reinterpret_cast<T*>(dynamic);
-  const unsigned begin = blockIdx.y * ROWS, rows = min(ROWS, input.rows - begin);
-  const unsigned pitch = pitch_of_x(input.columns), units = units_of(input.columns);
-  const unsigned tiles = (layer.pairs() + PAIRS - 1) / PAIRS;
-  const unsigned turns = (units + WARPS - 1) / WARPS;
-  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  __shared__ float2 parts[2][WARPS][ROWS][PAIRS];
+  const unsigned first_row = blockIdx.y * ROWS, rows = min(ROWS, input.rows - first_row);
+  const unsigned pitch = pitch_of_x(input.columns), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  T* const x = reinterpret_cast<T*>(dynamic) + STAGES * STAGE;
   T* const gamma = x + rows * pitch;
 
-  Stream<Layer> ahead(layer, input.columns, tiles, turns);
-  Unit ring[AHEAD];
-#pragma unroll
-  for (unsigned r = 0; r < AHEAD; ++r) ahead.load(ring[r], r);
-  ahead.go_on();
-  ahead.fetch();
+#ifndef LATE
+  let_next_begin();
+#endif
+  Ring<Layer> ring(layer, reinterpret_cast<T*>(dynamic), input.columns);
   if constexpr (NORM) copy_row(gamma, input.gamma, input.columns);
   wait_for_before();
 
 #pragma unroll 1
   for (unsigned n = 0; n < rows; ++n) {
-    copy_row(x + n * pitch, input.x + static_cast<long long>(begin + n) * input.columns, input.columns);
+    copy_row(x + n * pitch, input.x + static_cast<long long>(first_row + n) * input.columns, input.columns);
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   if constexpr (NORM) normalise(x, gamma, rows, input);
@@ -268,34 +208,40 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
   unsigned own[EIGHTS];
 #pragma unroll
   for (unsigned e = 0; e < EIGHTS; ++e) own[e] = min(lane / 4 + e * 8, rows - 1) * pitch + lane % 4 * SIZE;
-  unsigned half = 0;
+  unsigned half = 0, slot = 0, phase = 0;
 #pragma unroll 1
-  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x, half ^= 1) {
+  for (unsigned tile = blockIdx.x; tile < ring.tiles(); tile += gridDim.x, half ^= 1) {
     const unsigned n = threadIdx.x / PAIRS, pair = tile * PAIRS + threadIdx.x % PAIRS;
     typename Layer::Ready ready{};
-    if (n < rows) ready = layer.ready(begin + n, pair);
+    if (n < rows) ready = layer.ready(first_row + n, pair);
     Sums sums = {};
 #pragma unroll 1
-    for (unsigned turn = 0; turn < turns; turn += AHEAD) {
+    for (unsigned begin = 0; begin < input.columns; begin += COLUMNS) {
+      ring.wait(slot, phase);
+      multiply_stage(sums, ring.stage(slot), x + begin, own, min(COLUMNS, input.columns - begin));
+      if (begin + COLUMNS >= input.columns) {
 #pragma unroll
-      for (unsigned r = 0; r < AHEAD; ++r) {
-        const unsigned unit = (turn + r) * WARPS + warp;
-        if (unit < units) multiply(sums, ring[r], x + unit * UNIT, own);
-        ahead.load(ring[r], r);
+        for (unsigned e = 0; e < EIGHTS; ++e) {
+          parts[half][warp][lane / 4 + e * 8][lane % 4] =
+              make_float2(sums[0][2 * e] + sums[1][2 * e], sums[0][2 * e + 1] + sums[1][2 * e + 1]);
+        }
       }
-      ahead.go_on();
+      __syncthreads();
+      ring.refill(slot);
+      if (++slot == STAGES) slot = 0, phase ^= 1;
     }
-    keep(parts[half][warp], sums, rows);
-    __syncthreads();
     if (n < rows) {
       float pair_of_sums[2] = {};
 #pragma unroll
       for (unsigned w = 0; w < WARPS; ++w) {
-        pair_of_sums[0] += parts[half][w][n][threadIdx.x % PAIRS];
-        pair_of_sums[1] += parts[half][w][n][threadIdx.x % PAIRS + PAIRS];
+        const float2 part = parts[half][w][n][threadIdx.x % PAIRS];
+        pair_of_sums[0] += part.x, pair_of_sums[1] += part.y;
       }
-      layer.store(begin + n, pair, pair_of_sums, ready);
+      layer.store(first_row + n, pair, pair_of_sums, ready);
     }
+#ifdef LATE
+    if (tile + gridDim.x >= ring.tiles()) let_next_begin();
+#endif
   }
 }
 #endif

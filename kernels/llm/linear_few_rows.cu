@@ -43,10 +43,10 @@ struct Linear {
     float at[2];
   };
 
-  __device__ __forceinline__ unsigned pairs() const { return GATES ? outputs : (outputs + 15) / 16 * 8; }
-  // The output that row `which` of a pair belongs to. Of 16 neighbours, eight are first rows.
+  __device__ __forceinline__ unsigned pairs() const { return GATES ? outputs : (outputs + 1) / 2; }
+  // The output that row `which` of a pair belongs to.
   __device__ __forceinline__ unsigned output(unsigned pair, unsigned which) const {
-    return GATES ? pair : pair / 8 * 16 + pair % 8 + which * 8;
+    return GATES ? pair : 2 * pair + which;
   }
   __device__ __forceinline__ const T* row(unsigned pair, unsigned which) const {
     return (GATES && which ? up : weight) + static_cast<long long>(min(output(pair, which), outputs - 1)) * columns;

@@ -17,53 +17,74 @@ EPSILON = 1e-5
 """What the RMSNorm in front adds to mean squares."""
 EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
-    "ahead": (1, 2, 3, 4),
-    "blocks": (1, 2, 4),
-    "fetch": (0, 1, 2, 4, 8),
+    "columns": (512, 1024, 2048),
+    "stages": (2, 3, 4, 5, 6, 8, 12),
+    "fetch": (0, 4, 8, 16),
 }
 """What a search may try, as FewRows has it."""
-_UNIT = 64  # columns that a warp takes at a time
-_PAIRS, _EIGHT, _MOST_ROWS = 8, 8, 16  # pairs of rows of weights of a tile; rows of x of a block
-_STEP = 32  # columns by which rows of x in shared memory are longer than their units
-_HALF, _FLOAT = 2, 4  # bytes
-_PITCH = 20  # floats of a row of sums in shared memory
-_WARPS, _AHEAD = 8, 4  # of the rule
-_FETCHED = 2**17  # bytes that a block has come to the L2 at most, by the rule
+PAIRS = 4
+"""Pairs of rows of weights of a tile."""
+_TILE, _UNIT = 2 * PAIRS, 64  # rows of weights of a tile; columns to which rows of x in shared memory are filled
+_EIGHT, _MOST_ROWS = 8, 16  # rows of x of a block
+_STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
+_HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
+_WARPS, _COLUMNS, _FETCH = 8, 1024, 8  # of the rule
+_FEWEST = 4  # stages of the rule, where a block has as many
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Of x (rows, columns) with pairs of rows of weights, and whether a norm is in front."""
+
+    rows: int
+    columns: int
+    pairs: int
+    norm: bool
+
+    @property
+    def at_once(self) -> tuple[int, ...]:
+        """How many rows of x a block may multiply at a time, the best first."""
+        return (_MOST_ROWS, _EIGHT) if self.rows > _EIGHT else (_EIGHT,)
 
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
     """How threads share a product.
 
-    rows: of x that a block multiplies, 8 or 16. warps: of a block. ahead: units that a warp has under way. blocks: of
-    a multiprocessor at most. fetch: tiles of a block that come to the L2 before x is there.
+    rows: of x that a block multiplies, 8 or 16. warps: of a block. columns: of a stage of weights. stages: that are
+    under way or full. fetch: stages behind these that come to the L2 before x is there.
     """
 
     rows: int
     warps: int
-    ahead: int
-    blocks: int
+    columns: int
+    stages: int
     fetch: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, plan: Plan, chip: Chip) -> Self | None:
-        """The plan for x of (rows, columns); None where shared memory is too small for it."""
-        for at_once in (_MOST_ROWS, _EIGHT) if rows > _EIGHT else (_EIGHT,):
+    def of(cls, product: Product, plan: Plan, chip: Chip) -> Self | None:
+        """The plan for x; None where shared memory is too small for it."""
+        for at_once in product.at_once:
             made = cls(at_once, *(int(plan[name]) for name in EVERY_PLAN))
-            used = made.shared(rows, columns) + (2 * _PITCH + 1) * made.warps * at_once * _FLOAT
-            if used <= chip.shared and made.blocks * (used + RESERVED) <= chip.shared + RESERVED:
+            if made.shared(product) + made.fixed <= chip.shared:
                 return made
         return None
 
-    def shared(self, rows: int, columns: int) -> int:
-        """Dynamic bytes of shared memory: rows of x, and the weights of a norm."""
-        return (min(rows, self.rows) + 1) * (blocks(columns, _UNIT) * _UNIT + _STEP) * _HALF
+    def shared(self, product: Product) -> int:
+        """Dynamic bytes of shared memory: stages, rows of x, and the weights of a norm."""
+        of_x = (min(product.rows, self.rows) + product.norm) * (blocks(product.columns, _UNIT) * _UNIT + _STEP)
+        return (self.stages * _TILE * (self.columns + _STEP) + of_x) * _HALF
 
-    def grid(self, rows: int, pairs: int, chip: Chip) -> tuple[int, int]:
-        """Blocks for each part of the rows, which have about as many tiles each, and parts of the rows."""
-        tiles, parts = blocks(pairs, _PAIRS), blocks(rows, self.rows)
-        turns = blocks(tiles * parts, chip.multiprocessors * self.blocks)
-        return blocks(tiles, turns), parts
+    @property
+    def fixed(self) -> int:
+        """Static bytes of shared memory: two pairs of sums of each warp, squares, and barriers."""
+        sums = 2 * self.warps * self.rows * _TILE * _FLOAT
+        return sums + self.rows * self.warps * _FLOAT + self.stages * _BARRIER
+
+    def grid(self, product: Product, chip: Chip) -> tuple[int, int]:
+        """Blocks for each part of the rows of x, one on each multiprocessor, and parts of the rows."""
+        parts = blocks(product.rows, self.rows)
+        return min(blocks(product.pairs, PAIRS), max(1, chip.multiprocessors // parts)), parts
 
     @property
     def threads(self) -> int:
@@ -73,26 +94,36 @@ class FewRows:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"ROWS": self.rows, "WARPS": self.warps, "AHEAD": self.ahead, "FETCH": self.fetch}
+        return {
+            "ROWS": self.rows,
+            "WARPS": self.warps,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "FETCH": self.fetch,
+        }
 
 
-def rule(columns: int, pairs: int, chip: Chip) -> Plan | None:
+def rule(product: Product, chip: Chip) -> Plan | None:
     """The plan where no table has one; None where rows aren't whole packs of 16 bytes.
 
-    A multiprocessor has one block, beside which there is room for a block of the next kernel; or two blocks, where all
-    blocks are then there at a time.
+    As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few; no more than a
+    block has.
     """
-    if columns % (PACK_BYTES // _HALF):
+    if product.columns % (PACK_BYTES // _HALF):
         return None
-    turns = blocks(blocks(columns, _UNIT), _WARPS)
-    ahead = blocks(turns, blocks(turns, _AHEAD))
-    tiles = blocks(pairs, _PAIRS)
-    at_once = 2 if chip.multiprocessors < tiles <= 2 * chip.multiprocessors else 1
-    of_tile = 2 * _PAIRS * columns * _HALF
-    return {"warps": _WARPS, "ahead": ahead, "blocks": at_once, "fetch": max(1, _FETCHED // of_tile)}
+    stages = _FEWEST
+    for at_once in product.at_once:
+        empty = FewRows(at_once, _WARPS, _COLUMNS, 0, _FETCH)
+        used, of_stage = empty.shared(product) + empty.fixed, _TILE * (_COLUMNS + _STEP) * _HALF + _BARRIER
+        half, whole = ((room - used) // of_stage for room in ((chip.shared - RESERVED) // 2, chip.shared))
+        tiles = blocks(blocks(product.pairs, PAIRS), empty.grid(product, chip)[0])
+        stages = min(max(half, _FEWEST), tiles * blocks(product.columns, _COLUMNS))
+        if stages <= whole:
+            break
+    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages, "fetch": _FETCH}
 
 
-def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def multiplied(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """X (M, K) times a weight (N, K), and how far off each element may be; in the type of x, float32 at least.
 
     A product may be rounded by a unit in the last place, and its terms are added in float32 in any order.
@@ -107,7 +138,7 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def normalised_product(x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of RMSNorm(x).
+    """The same of RMSNorm(product).
 
     Each normalised element is rounded, so each term has an error of its own: together twice the root of the terms'
     squares, in units in the last place.
@@ -115,7 +146,7 @@ def normalised_product(x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tenso
     import torch
 
     normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gamma
-    made, allowed = product(normalised, weight)
+    made, allowed = multiplied(normalised, weight)
     (wide,) = widened(weight)
     terms = (normalised.square() @ wide.square().mT).sqrt()
     return made, allowed + 2 * torch.finfo(weight.dtype).eps * terms

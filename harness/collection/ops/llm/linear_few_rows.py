@@ -15,7 +15,7 @@ from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, normalised_product, product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRows, Product, multiplied, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     Built,
@@ -67,7 +67,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     for first in range(0, ctx.s.N, step):
         parts = [weight[first : first + step] for weight in weights]
         has_norm = _has_norm(ctx.case.values)
-        made = [normalised_product(x, gamma, part) if has_norm else product(x, part) for part in parts]
+        made = [normalised_product(x, gamma, part) if has_norm else multiplied(x, part) for part in parts]
         products, allowed = [one for one, _ in made], [one for _, one in made]
         want, error = products[0], allowed[0]
         if ctx.s.form == "add":
@@ -172,7 +172,7 @@ def _macros(case: Case) -> dict[str, str | int]:
 
 def _pairs(values: Symbols) -> int:
     """Pairs of rows of the weight."""
-    return int(values["N"]) if values["form"] == "gates" else blocks(values["N"], 16) * 8
+    return int(values["N"]) if values["form"] == "gates" else blocks(values["N"], 2)
 
 
 @OP.variant("fused", "one kernel, a warp makes two sums, an element a lane; any length and address")
@@ -183,8 +183,12 @@ def fused(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, *_tensors(t, ctx.s.N), *numbers)
 
 
+def _product(case: Case) -> Product:
+    return Product(case.symbols["M"], case.symbols["K"], _pairs(case.values), _has_norm(case.values))
+
+
 def _made(case: Case, plan: Plan) -> FewRows | None:
-    return FewRows.of(case.symbols["M"], case.symbols["K"], plan, Chip.current())
+    return FewRows.of(_product(case), plan, Chip.current())
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
@@ -192,19 +196,19 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 
 
 def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(case.symbols["K"], _pairs(case.values), Chip.current())
+    return _few_rows.rule(_product(case), Chip.current())
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     made = _made(case, plan)
     assert made
-    shared = made.shared(case.symbols["M"], case.symbols["K"])
+    shared = made.shared(_product(case))
     yield Built("linear_few_rows.cu", "linear_few_rows_tuned", _macros(case) | made.macros, made.threads, shared)
 
 
 @OP.variant(
     "tuned",
-    "tensor cores multiply, warps share the columns, and the next weights are under way all the time",
+    "tensor cores multiply what bulk copies bring to a ring of stages in shared memory",
     tuning=Tuning(lambda _: _few_rows.EVERY_PLAN, _rule, _refuse, _kernels),
 )
 def tuned(ctx: Context) -> Launch:
@@ -214,9 +218,9 @@ def tuned(ctx: Context) -> Launch:
     plan = _made(ctx.case, found) if found else None
     if plan is None:
         return fallback
-    s, chip = ctx.s, Chip.current()
+    s = ctx.s
     kernel = ctx.kernel("linear_few_rows.cu", "linear_few_rows_tuned", _macros(ctx.case) | plan.macros)
-    grid, shared, numbers = plan.grid(s.M, _pairs(ctx.case.values), chip), plan.shared(s.M, s.K), _numbers(s)
+    grid, shared, numbers = plan.grid(_product(ctx.case), Chip.current()), plan.shared(_product(ctx.case)), _numbers(s)
 
     def launch(t: Tensors) -> None:
         if aligned(t.x, t.gamma, t.weight):

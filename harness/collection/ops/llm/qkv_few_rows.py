@@ -16,7 +16,7 @@ from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, normalised_product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRows, Product, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     ITEMSIZE,
@@ -208,8 +208,12 @@ def _in_elements(ctx: Context, stride: int) -> Launch:
     return lambda t: kernel(grid, BLOCK, *_inputs(t), t.q, t.k, t.v, *numbers)
 
 
+def _product(case: Case) -> Product:
+    return Product(case.symbols["M"], case.symbols["E"], _pairs(case.values), norm=True)
+
+
 def _made(case: Case, plan: Plan) -> FewRows | None:
-    return FewRows.of(case.symbols["M"], case.symbols["E"], plan, Chip.current())
+    return FewRows.of(_product(case), plan, Chip.current())
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
@@ -217,19 +221,19 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 
 
 def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(case.symbols["E"], _pairs(case.values), Chip.current())
+    return _few_rows.rule(_product(case), Chip.current())
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     made = _made(case, plan)
     assert made
-    shared = made.shared(case.symbols["M"], case.symbols["E"])
+    shared = made.shared(_product(case))
     yield Built("qkv_few_rows.cu", "qkv_few_rows_tuned", _macros(case) | made.macros, made.threads, shared)
 
 
 @OP.variant(
     "tuned",
-    "tensor cores multiply, warps share the columns, and the next weights are under way all the time",
+    "tensor cores multiply what bulk copies bring to a ring of stages in shared memory",
     unsupported=odd,
     tuning=Tuning(lambda _: _few_rows.EVERY_PLAN, _rule, _refuse, _kernels),
 )
@@ -245,9 +249,9 @@ def prepared(ctx: Context, stride: int) -> Launch:
     plan = _made(ctx.case, found) if found else None
     if plan is None:
         return fallback
-    s, numbers = ctx.s, _numbers(ctx.s, stride)
+    numbers = _numbers(ctx.s, stride)
     kernel = ctx.kernel("qkv_few_rows.cu", "qkv_few_rows_tuned", _macros(ctx.case) | plan.macros)
-    grid, shared = plan.grid(s.M, _pairs(ctx.case.values), Chip.current()), plan.shared(s.M, s.E)
+    grid, shared = plan.grid(_product(ctx.case), Chip.current()), plan.shared(_product(ctx.case))
 
     def launch(t: Tensors) -> None:
         if aligned(t.x, t.gamma, t.q_weight, t.k_weight, t.v_weight):

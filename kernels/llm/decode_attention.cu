@@ -8,10 +8,10 @@
 //    no more warps than heads: 32 of them for one sequence.
 // 2. A block has a head of keys with all its queries, and a part of the tokens (`tuned`). A warp takes 16 keys and values
 //    at a time, as the tensor cores multiply them: up to eight heads of queries are rows, keys are columns. The order of
-//    elements in a product doesn't matter if both operands have the same, so keys and values come from memory to registers
-//    as they are, 16 bytes a load, and AHEAD times 16 of them are under way. Each warp has a softmax of its own, with the
-//    largest score so far; at the end the warps of a block meet in shared memory. Parts of a sequence meet in memory: the
-//    block that ends last adds them up.
+//    elements in a product doesn't matter if both operands have the same, so keys and values come from memory as they
+//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory, where each lane finds what it copied
+//    itself. Each warp has a softmax of its own, with the largest score so far; at the end the warps of a block meet in
+//    shared memory. Parts of a sequence meet in memory: the block that ends last adds them up.
 //
 // As a kernel of a chain (dependent.cuh) it asks for the first keys and values before the kernel in front has ended, but
 // for the last token's, which that kernel makes.
@@ -27,6 +27,7 @@
 #define HEAD 64
 #endif
 
+#include "../include/fetch.cuh"
 #include "../include/number.cuh"
 #include "decode_softmax.cuh"
 
@@ -135,12 +136,15 @@ __device__ __forceinline__ void meet(const Attention& all, const Parts& parts, u
   }
 }
 
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
 // Blocks: parts of each group; in the second dimension, eight heads of queries of a group each. tokens_of_part: a
 // multiple of KEYS.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     decode_attention_tuned(const T* q, const T* keys, const T* values, T* y, float* sums_of_parts,
                            float* extents_of_parts, unsigned* ended, unsigned heads, unsigned groups, unsigned tokens,
                            unsigned count, unsigned tokens_of_part, float scale) {
+  extern __shared__ uint4 dynamic[];
   __shared__ Meeting meeting;
   __shared__ bool is_last;
   const Attention all{q, keys, values, y, heads, groups, tokens, scale};
@@ -153,16 +157,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // Of a tensor (B, H, D), in elements: groups of all sequences follow each other.
   const long long own = (static_cast<long long>(group) * of_group + first_head) * HEAD;
 
+  constexpr unsigned STRIDE = WARPS * KEYS;
   unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
-  Step ring[AHEAD];
+  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * Step::PACKS * WARP) + lane;
+  let_next_begin();
 #pragma unroll
-  for (unsigned r = 0; r < AHEAD; ++r) kept.load(ring[r], first + r * WARPS * KEYS);
+  for (unsigned r = 0; r < AHEAD; ++r) {
+    if (r) close_copies();
+    kept.copy<BUT_LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
+  }
   if (threadIdx.x == 0) {
     const unsigned begin = part * tokens_of_part, bytes = min(end - begin, MOST_FETCHED) * HEAD * sizeof(T);
     fetch_to_l2(kept.keys + static_cast<long long>(begin) * HEAD, bytes);
     fetch_to_l2(kept.values + static_cast<long long>(begin) * HEAD, bytes);
   }
-  if (first + AHEAD * WARPS * KEYS >= end) let_next_begin();
   wait_for_before();
 
   uint4 query[CHUNKS];
@@ -173,20 +181,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
     }
   }
-#pragma unroll
-  for (unsigned r = 0; r < AHEAD; ++r) kept.load_last(ring[r], first + r * WARPS * KEYS);
-  Softmax softmax;
+  if (end > kept.last) {
 #pragma unroll 1
-  while (first < end) {
-#pragma unroll
-    for (unsigned r = 0; r < AHEAD; ++r) {
-      const unsigned next = first + AHEAD * WARPS * KEYS;
-      if (first < end) softmax.add(ring[r], query, first, end, scale);
-      kept.load(ring[r], next);
-      kept.load_last(ring[r], next);
-      if (next + WARPS * KEYS >= end) let_next_begin();
-      first += WARPS * KEYS;
-    }
+    for (unsigned r = 0; r < AHEAD; ++r) kept.copy<LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+  close_copies();
+  Softmax softmax;
+  unsigned slot = 0;
+#pragma unroll 1
+  for (; first < end; first += STRIDE) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+    uint4* const place = ring + slot * Step::PACKS * WARP;
+    softmax.add(Step(place), query, first, end, scale);
+    kept.copy<ALL>(place, first + AHEAD * STRIDE);
+    close_copies();
+    slot = slot + 1 == AHEAD ? 0 : slot + 1;
   }
   meeting.put(softmax, here);
   __syncthreads();

@@ -14,7 +14,6 @@
 
 #include "../include/dependent.cuh"
 #include "../include/mma.cuh"
-#include "../include/once.cuh"
 #include "../include/pack.cuh"
 #include "../include/warp.cuh"
 
@@ -54,9 +53,28 @@ constexpr unsigned MOST_FETCHED = 512;         // tokens that come to the L2 whi
 // A lane's keys and values of a step.
 struct Step {
   uint4 keys[CHUNKS][2], values[WIDE][4];
+
+  static constexpr unsigned PACKS = 2 * CHUNKS + 4 * WIDE;
+
+  // From where `Kept` copied it to.
+  __device__ __forceinline__ explicit Step(const uint4* from) {
+#pragma unroll
+    for (unsigned j = 0; j < CHUNKS; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i, from += WARP) keys[j][i] = *from;
+    }
+#pragma unroll
+    for (unsigned j = 0; j < WIDE; ++j) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i, from += WARP) values[j][i] = *from;
+    }
+  }
 };
 
-// The keys and values of a group. Tokens before `end` are the block's. The last token of all isn't loaded with others.
+// Tokens of a step: the last one of all is another kernel's, and comes when that kernel has ended.
+enum Tokens { ALL, BUT_LAST, LAST };
+
+// The keys and values of a group. Tokens before `end` are the block's. `last`: the last token of all.
 struct Kept {
   const T *keys, *values;
   unsigned end, last;
@@ -73,46 +91,31 @@ struct Kept {
     return static_cast<long long>(token) * HEAD + element;
   }
 
-  __device__ __forceinline__ void load(Step& step, unsigned first) const {
-    const unsigned until = min(end, last);
+  // A step comes to places of the lane in shared memory, `WARP` packs apart, and the lane alone reads them: registers
+  // can't hold as much under way, and the L1 has no room for it beside shared memory.
+  template <Tokens Which>
+  __device__ __forceinline__ void copy(uint4* to, unsigned first) const {
 #pragma unroll
     for (unsigned j = 0; j < CHUNKS; ++j) {
 #pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        const bool there = key(first, i) < until && of_key(j) < HEAD;
-        step.keys[j][i] = load_once(keys + place(key(first, i), of_key(j)), there);
-      }
+      for (unsigned i = 0; i < 2; ++i, to += WARP) copy_pack<Which>(to, keys, key(first, i), of_key(j));
     }
 #pragma unroll
     for (unsigned j = 0; j < WIDE; ++j) {
 #pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        const bool there = value(first, i) < until && of_value(j) < HEAD;
-        step.values[j][i] = load_once(values + place(value(first, i), of_value(j)), there);
-      }
+      for (unsigned i = 0; i < 4; ++i, to += WARP) copy_pack<Which>(to, values, value(first, i), of_value(j));
     }
   }
-  // The last token's key and value, if they are of this step and of the block.
-  __device__ __forceinline__ void load_last(Step& step, unsigned first) const {
-    if (last >= end || last < first || last >= first + KEYS) return;
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        if (key(first, i) == last && of_key(j) < HEAD) {
-          step.keys[j][i] = load_fresh(reinterpret_cast<const uint4*>(keys + place(last, of_key(j))));
-        }
-      }
-    }
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        if (value(first, i) == last && of_value(j) < HEAD) {
-          step.values[j][i] = load_fresh(reinterpret_cast<const uint4*>(values + place(last, of_value(j))));
-        }
-      }
-    }
+
+ private:
+  template <Tokens Which>
+  __device__ __forceinline__ void copy_pack(uint4* to, const T* from, unsigned token, unsigned element) const {
+    if (Which != ALL && (token == last && token < end) != (Which == LAST)) return;
+    const bool there = token < end && element < HEAD;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from + (there ? place(token, element) : 0)), "n"(16), "r"(there ? 16 : 0)
+                 : "memory");
   }
 };
 

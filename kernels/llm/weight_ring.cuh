@@ -7,7 +7,7 @@
 // Macros: COLUMNS (a multiple of 64), STAGES, FETCH, WARPS.
 #pragma once
 
-#include "../include/once.cuh"
+#include "../include/fetch.cuh"
 #include "../include/pack.cuh"
 #include "../include/warp.cuh"
 #include "../rows/mbarrier.cuh"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
 from harness.ops import (
@@ -38,6 +38,7 @@ _KEYS, _HEADS, _MOST_PARTS = 16, 8, 128  # as in the kernel
 _STEPS = 2  # of 16 keys that each warp of a part has at least
 _MOST_HEAD, _MOST_IN_REGISTERS = 256, 128  # elements of a head, for `fused` and `tuned`
 _HALF = 2  # bytes
+_STATIC = _HEADS * _MOST_PARTS * 4 + 16  # bytes of shared memory, beside sums and extents of warps
 _REASON = "scores are multiples of it, and their powers beyond what float32 tells apart"
 
 
@@ -219,6 +220,11 @@ class TokenParts:
         extents = torch.empty(heads * 2, dtype=torch.float32, device=device)
         return sums, extents, torch.zeros(s["B"] * s["G"] * _blocks_of_heads(s), dtype=torch.int32, device=device)
 
+    def shared(self, head: int) -> int:
+        """Dynamic bytes of shared memory: steps that are under way or there."""
+        packs = 2 * blocks(head, 32) + 4 * blocks(head, 64)
+        return self.warps * self.ahead * packs * WARP * PACK_BYTES
+
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
@@ -235,7 +241,7 @@ def rule(head: int) -> Plan | None:
     if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:
         return None
     if head > 64:
-        return {"warps": 4, "ahead": 1, "blocks": 2}
+        return {"warps": 4, "ahead": 2, "blocks": 2}
     return {"warps": 4, "ahead": 2, "blocks": 3}
 
 
@@ -244,13 +250,20 @@ def _rule(case: Case) -> Plan | None:
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
-    del case
-    return None if int(plan["warps"]) * int(plan["blocks"]) <= 16 else "a multiprocessor has too few registers"
+    if int(plan["warps"]) * int(plan["blocks"]) > 16:
+        return "a multiprocessor has too few registers"
+    chip = Chip.current()
+    parts = TokenParts.of(case.symbols, plan, chip)
+    static = _STATIC + parts.warps * _HEADS * (blocks(case.symbols["D"], 64) * 64 + 2) * 4
+    room = (chip.shared + RESERVED) // parts.blocks - RESERVED
+    return None if parts.shared(case.symbols["D"]) + static <= room else "a multiprocessor has too little shared memory"
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    macros = _macros(case) | {name.upper(): int(value) for name, value in plan.items()}
-    yield Built("decode_attention.cu", "decode_attention_tuned", macros, int(plan["warps"]) * WARP)
+    parts = TokenParts.of(case.symbols, plan, Chip.current())
+    macros = _macros(case) | parts.macros
+    shared = parts.shared(case.symbols["D"])
+    yield Built("decode_attention.cu", "decode_attention_tuned", macros, parts.warps * WARP, shared)
 
 
 @OP.variant(
@@ -269,12 +282,12 @@ def tuned(ctx: Context) -> Launch:
     parts = TokenParts.of(ctx.case.symbols, plan, Chip.current())
     kernel = ctx.kernel("decode_attention.cu", "decode_attention_tuned", _macros(ctx.case) | parts.macros)
     memory = parts.memory(ctx.case.symbols, ctx.device)
-    grid = parts.grid(ctx.case.symbols)
+    grid, shared = parts.grid(ctx.case.symbols), parts.shared(s.D)
     numbers = *map(ctypes.c_uint32, (s.H, s.G, s.T, parts.count, parts.tokens)), scale_of(s.D)
 
     def launch(t: Tensors) -> None:
         if aligned(t.q, t.keys, t.values, t.y):
-            kernel(grid, parts.warps * WARP, t.q, t.keys, t.values, t.y, *memory, *numbers)
+            kernel(grid, parts.warps * WARP, t.q, t.keys, t.values, t.y, *memory, *numbers, shared=shared)
         else:
             fallback(t)
 

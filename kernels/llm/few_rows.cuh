@@ -208,10 +208,12 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
   unsigned own[EIGHTS];
 #pragma unroll
   for (unsigned e = 0; e < EIGHTS; ++e) own[e] = min(lane / 4 + e * 8, rows - 1) * pitch + lane % 4 * SIZE;
+  // The last threads add up sums of warps, and store: the first warp has copies to begin.
+  const unsigned n = (threadIdx.x - (THREADS - ROWS * PAIRS)) / PAIRS, of_tile = threadIdx.x % PAIRS;
   unsigned half = 0, slot = 0, phase = 0;
 #pragma unroll 1
   for (unsigned tile = blockIdx.x; tile < ring.tiles(); tile += gridDim.x, half ^= 1) {
-    const unsigned n = threadIdx.x / PAIRS, pair = tile * PAIRS + threadIdx.x % PAIRS;
+    const unsigned pair = tile * PAIRS + of_tile;
     typename Layer::Ready ready{};
     if (n < rows) ready = layer.ready(first_row + n, pair);
     Sums sums = {};
@@ -234,7 +236,7 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
       float pair_of_sums[2] = {};
 #pragma unroll
       for (unsigned w = 0; w < WARPS; ++w) {
-        const float2 part = parts[half][w][n][threadIdx.x % PAIRS];
+        const float2 part = parts[half][w][n][of_tile];
         pair_of_sums[0] += part.x, pair_of_sums[1] += part.y;
       }
       layer.store(first_row + n, pair, pair_of_sums, ready);

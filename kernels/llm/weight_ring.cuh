@@ -25,7 +25,7 @@ constexpr unsigned STEP = 4 * SIZE;              // columns that four lanes load
 constexpr unsigned PITCH = COLUMNS + STEP;       // of a row: two neighbours' 64 bytes lie in different banks
 constexpr unsigned STAGE = TILE * PITCH;
 
-// Where a lane of the first warp is in its block's tiles: a row of a tile, and the stage's first column.
+// Where a lane of a warp is in its block's tiles: a row of a tile, and the stage's first column.
 template <typename Layer>
 struct Cursor {
   const Layer& layer;
@@ -115,9 +115,9 @@ class Ring {
 #endif
     next.go_on();
   }
-  // Asks for the stage FETCH stages behind the ring to come to the L2.
+  // Asks for the stage FETCH stages behind the ring to come to the L2. The second warp does, since the first has copies.
   __device__ __forceinline__ void fetch() {
-    if (threadIdx.x >= TILE || !later.there()) return;
+    if (threadIdx.x - WARP >= TILE || !later.there()) return;
     fetch_to_l2(later.from(), later.here() * sizeof(T));
     later.go_on();
   }

@@ -40,6 +40,16 @@ CASES = [
     ("cross_entropy_in_place", "float16", {"M": 9, "V": 1001}, "two_pass", {"logits": 1}),
     ("embedding_grad", "bfloat16", {"T": 1500, "V": 40, "H": 72}, "rows", {}),
     ("embedding_grad", "float32", {"T": 1100, "V": 300, "H": 77, "padding": "first"}, "rows", {}),
+    ("linear_few_rows", "bfloat16", {"M": 3, "K": 200, "N": 37, "form": "gates"}, "tuned", {}),
+    ("linear_few_rows", "float16", {"M": 20, "K": 1032, "N": 30, "form": "norm"}, "tuned", {}),
+    ("linear_few_rows", "bfloat16", {"M": 1, "K": 2048, "N": 100, "form": "add"}, "tuned", {}),
+    ("linear_few_rows", "bfloat16", {"M": 3, "K": 77, "N": 37, "form": "gates"}, "fused", {}),
+    ("linear_few_rows", "bfloat16", {"M": 3, "K": 80, "N": 37, "form": "add"}, "fused", {"weight": 1}),
+    ("qkv_few_rows", "bfloat16", {"M": 9, "E": 96, "H": 4, "G": 2, "D": 24}, "tuned", {}),
+    ("qkv_few_rows", "float16", {"M": 3, "E": 33, "H": 3, "G": 1, "D": 10}, "fused", {}),
+    ("decode_attention", "bfloat16", {"B": 2, "H": 8, "G": 2, "T": 129, "D": 64}, "tuned", {}),
+    ("decode_attention", "float16", {"B": 1, "H": 10, "G": 1, "T": 300, "D": 104}, "tuned", {}),
+    ("decode_attention", "bfloat16", {"B": 2, "H": 6, "G": 3, "T": 33, "D": 77}, "fused", {}),
 ]
 
 
@@ -60,5 +70,9 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
 
 def test_a_gpu_without_clusters_and_bulk_copies_is_right_as_well(catalogue, gpu):
     gpu.arch = 800
-    for op, values in (("add_rms_norm_grad", {"M": 20, "N": 3080}), ("cross_entropy_in_place", {"M": 2, "V": 40_000})):
+    for op, values in (
+        ("add_rms_norm_grad", {"M": 20, "N": 3080}),
+        ("cross_entropy_in_place", {"M": 2, "V": 40_000}),
+        ("linear_few_rows", {"M": 9, "K": 2056, "N": 100, "form": "norm"}),
+    ):
         assert complaint(gpu, catalogue[op], case_of(catalogue[op], "tuned", "bfloat16", values)) is None

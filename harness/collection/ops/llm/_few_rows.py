@@ -18,7 +18,7 @@ EPSILON = 1e-5
 EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
     "columns": (512, 1024, 2048),
-    "stages": (2, 3, 4, 5, 6, 8, 12),
+    "stages": (1, 2, 3, 4, 5, 6, 8, 12),
     "fetch": (0, 4, 8, 16),
 }
 """What a search may try, as FewRows has it."""
@@ -29,7 +29,7 @@ _EIGHT, _MOST_ROWS = 8, 16  # rows of x of a block
 _STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
 _HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
 _WARPS, _COLUMNS, _FETCH = 8, 1024, 8  # of the rule
-_FEWEST = 4  # stages of the rule, where a block has as many
+_ENOUGH = 4  # stages of the rule, where a block has as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +104,23 @@ class FewRows:
 
 
 def rule(product: Product, chip: Chip) -> Plan | None:
-    """The plan where no table has one; None where rows aren't whole packs of 16 bytes.
+    """The plan where no table has one; None where rows aren't whole packs of 16 bytes, or x takes all shared memory.
 
     As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few; no more than a
     block has.
     """
     if product.columns % (PACK_BYTES // _HALF):
         return None
-    stages = _FEWEST
+    stages = 0
     for at_once in product.at_once:
         empty = FewRows(at_once, _WARPS, _COLUMNS, 0, _FETCH)
         used, of_stage = empty.shared(product) + empty.fixed, _TILE * (_COLUMNS + _STEP) * _HALF + _BARRIER
         half, whole = ((room - used) // of_stage for room in ((chip.shared - RESERVED) // 2, chip.shared))
         tiles = blocks(blocks(product.pairs, PAIRS), empty.grid(product, chip)[0])
-        stages = min(max(half, _FEWEST), tiles * blocks(product.columns, _COLUMNS))
-        if stages <= whole:
+        stages = min(max(half, min(_ENOUGH, whole)), tiles * blocks(product.columns, _COLUMNS))
+        if whole >= _ENOUGH:
             break
-    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages, "fetch": _FETCH}
+    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages, "fetch": _FETCH} if stages > 0 else None
 
 
 def multiplied(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

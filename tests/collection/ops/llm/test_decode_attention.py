@@ -1,0 +1,54 @@
+"""Attention of one new token: what its kernels are compiled for, how tokens are shared, and its check."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.collection.ops.chip import H200
+from harness.collection.ops.llm.decode_attention import TokenParts, rule
+from tests.collection.conftest import case_of
+
+COMPILED = [
+    *({"B": b, "H": 32, "G": 8, "T": 129, "D": d} for b in (1, 16) for d in (24, 64, 128)),
+    {"B": 1, "H": 32, "G": 8, "T": 32_769, "D": 64},
+    {"B": 1, "H": 3, "G": 1, "T": 100, "D": 77},
+    {"B": 1, "H": 2, "G": 1, "T": 100, "D": 256},
+]
+
+
+@pytest.mark.parametrize("variant", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_torchs_are_right(trial, variant, dtype):
+    assert trial("decode_attention", variant, dtype, B=2, H=6, G=2, T=33, D=24).complaint_after_call() is None
+
+
+def test_the_check_sees_a_token_that_is_left_out(trial):
+    made = trial("decode_attention", "eager", "bfloat16", B=2, H=6, G=2, T=33, D=24)
+
+    def without_the_last(t):
+        from types import SimpleNamespace
+
+        shorter = SimpleNamespace(q=t.q, keys=t.keys[:, :, :-1], values=t.values[:, :, :-1])
+        t.y.copy_(made.ctx.op.variants["eager"].prepare(made.ctx)(shorter)[0])
+
+    assert made.complaint_after_call(without_the_last) is not None
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 16, 70])
+@pytest.mark.parametrize("tokens", [1, 16, 129, 4097, 32_769, 131_073])
+@pytest.mark.parametrize("head", [64, 128])
+def test_parts_have_all_tokens_once(sequences, tokens, head):
+    sizes = {"B": sequences, "H": 32, "G": 8, "T": tokens, "D": head}
+    parts = TokenParts.of(sizes, rule(head), H200)
+    assert parts.tokens % 16 == 0
+    assert (parts.count - 1) * parts.tokens < tokens <= parts.count * parts.tokens
+    assert parts.grid(sizes)[0] == sequences * 8 * parts.count
+    assert parts.count == 1 or sequences * 8 * parts.count <= H200.multiprocessors * parts.blocks
+
+
+@pytest.mark.parametrize(("variant", "sizes"), [("eager", (3, 2, 64)), ("tuned", (3, 2, 64)), ("tuned", (2, 1, 512))])
+def test_heads_that_can_not_be_shared_or_are_too_long_are_told(trial, variant, sizes):
+    op = trial("decode_attention", "eager", "bfloat16", B=1, H=1, G=1, T=2, D=8).ctx.op
+    heads, groups, head = sizes
+    case = case_of(op, variant, "bfloat16", {"B": 1, "H": heads, "G": groups, "T": 5, "D": head})
+    assert op.variants[variant].unsupported(case)

@@ -1,0 +1,86 @@
+"""A linear layer for few rows: what its kernels are compiled for, its plan and its check."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.collection.ops.chip import H200, Chip
+from harness.collection.ops.llm import _few_rows
+from harness.collection.ops.llm._few_rows import FewRows, Product
+from harness.cuda.assumed import KNOWN, assuming
+
+FORMS = ("plain", "norm", "add", "gates")
+COMPILED = [
+    *({"M": m, "K": 2048, "N": 2048, "form": form} for form in FORMS for m in (1, 16)),
+    {"M": 1, "K": 8192, "N": 2048, "form": "add"},
+    {"M": 16, "K": 8192, "N": 2048, "form": "add"},
+    {"M": 1, "K": 2048, "N": 128_256, "form": "norm"},
+    {"M": 2, "K": 77, "N": 100, "form": "gates"},
+]
+LLAMA = {
+    "qkv": Product(1, 2048, 1536, norm=True),
+    "o": Product(1, 2048, 1024, norm=False),
+    "gates": Product(1, 2048, 8192, norm=True),
+    "down": Product(1, 8192, 1024, norm=False),
+    "head": Product(1, 2048, 64_128, norm=True),
+}
+"""The products of Llama 1B for one sequence."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_eager_is_right(trial, dtype, form):
+    assert trial("linear_few_rows", "eager", dtype, M=3, K=40, N=17, form=form).complaint_after_call() is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_check_sees_a_row_of_weights_that_is_left_out(trial, form):
+    made = trial("linear_few_rows", "eager", "bfloat16", M=3, K=40, N=17, form=form)
+    assert made.complaint_after_call(lambda t: t.y[:, 16].copy_(t.y[:, 15])) is not None
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_multiprocessors_read_about_as_many_weights_each(name):
+    product = LLAMA[name]
+    made = FewRows.of(product, _few_rows.rule(product, H200), H200)
+    (started, parts), tiles = made.grid(product, H200), -(-product.pairs // _few_rows.PAIRS)
+    assert (started, parts) == (H200.multiprocessors, 1)
+    assert tiles / (-(-tiles // started) * started) > 0.96
+
+
+@pytest.mark.parametrize("name", LLAMA)
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
+def test_enough_bytes_are_under_way(name, rows):
+    """Little's law asks for 36 KB on each multiprocessor of an H200; a block that has fewer has all of its own."""
+    given = LLAMA[name]
+    product = Product(rows, given.columns, given.pairs, given.norm)
+    made = FewRows.of(product, _few_rows.rule(product, H200), H200)
+    bytes_of_row = given.columns * 2
+    own = -(-product.pairs // made.grid(product, H200)[0]) * 2 * bytes_of_row
+    assert made.stages * 8 * min(made.columns * 2, bytes_of_row) >= min(own, 60 * 1024)
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_a_block_of_the_next_kernel_fits_beside_each(name):
+    product = LLAMA[name]
+    made = FewRows.of(product, _few_rows.rule(product, H200), H200)
+    assert 2 * (made.shared(product) + made.fixed + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("rows", [1, 8, 9, 40])
+@pytest.mark.parametrize("columns", [8, 1000, 2048, 8192])
+def test_the_rules_plan_can_be_launched_on_every_gpu_or_there_is_none(arch, rows, columns):
+    with assuming(KNOWN[arch]):
+        chip, product = Chip.current(), Product(rows, columns, 500, norm=True)
+        plan = _few_rows.rule(product, chip)
+        if plan is None:
+            assert columns * min(rows, 8) * 2 > 64 * 1024
+        else:
+            made = FewRows.of(product, plan, chip)
+            assert made
+            assert made.shared(product) + made.fixed <= KNOWN[arch].shared
+
+
+def test_rows_that_are_not_whole_packs_have_no_plan():
+    assert _few_rows.rule(Product(1, 77, 100, norm=False), H200) is None

@@ -3,20 +3,22 @@
 //
 // Memory bounds it: each weight is read once, and multiplied M times, so the weights' bytes over the memory's rate is the
 // time: 2048 x 2048 halves are 8.4 MB, which is 2 us on an H200. A GPU needs about 5 MB under way at any time for its full
-// rate (Little's law: 4.8 TB/s times about a microsecond), 36 KB on each multiprocessor. So what counts is that loads are
+// rate (Little's law: 4.8 TB/s times about a microsecond), 36 KB on each multiprocessor. So what counts is that bytes are
 // under way all the time, also while a block begins, and while it adds up its sums.
 //
 // 1. A warp makes the sums of two rows of w, an element a lane (`fused`): 64 bytes under way a load, and a block's first
 //    load waits for its launch.
-// 2. The tensor cores multiply (`tuned`), though they would be idle 15 times out of 16 for a single row: they take halves
-//    as they come from memory, where float32 products take a conversion and a multiplication for each weight and row of x.
-//    A warp takes units of 128 bytes of 16 rows of w, and has AHEAD of them in registers under way: 4 KB for AHEAD = 2.
-//    Warps of a block share the columns, so few rows of w still make many loads; their sums meet in shared memory. Blocks
-//    stay and go on with another 16 rows, whose first loads are under way while sums meet. x comes to shared memory once.
-// 3. The norm, the residual and the gate cost next to nothing there, and each saves a kernel of its own, which takes
+// 2. Bulk copies bring rows of w to shared memory (`tuned`), a ring of 16 KB stages, of which up to 96 KB are under way
+//    (weight_ring.cuh). Loads to registers brought 2.8 of an H200's 4.8 TB/s: what they have under way needs a place in
+//    the L1, too, which has little memory beside a kernel's shared memory.
+// 3. The tensor cores multiply, though they would be idle 15 times out of 16 for a single row of x: they take halves as
+//    they lie in shared memory, where float32 products take a conversion and a multiplication for each weight and row of
+//    x. A tile is eight rows of w, so 2048 rows make 256 tiles for 132 multiprocessors. Warps share a stage's columns, and
+//    their sums meet in shared memory once a tile. Blocks stay and go on with other tiles. x comes to shared memory once.
+// 4. The norm, the residual and the gate cost next to nothing there, and each saves a kernel of its own, which takes
 //    longer than its bytes: two microseconds from the end of one kernel to the full rate of the next one. That time is why
-//    a kernel asks for its first weights before it waits for the kernel in front (dependent.cuh): weights don't depend on
-//    it. With 8 warps, AHEAD = 4 and two blocks, 128 KB of each multiprocessor are there when x comes.
+//    a kernel lets the next one begin at once, fills its ring, and asks for more to come to the L2, before it waits for
+//    the kernel in front (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel.
 //
 // Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
 // as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.

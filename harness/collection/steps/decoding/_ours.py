@@ -13,8 +13,8 @@ products, which the tensor cores bound more and more, and our kernels do the res
 
 What to expect of a Llama 1B on an H200, for one sequence: a layer's weights are 12.6, 8.4, 67.1 and 33.6 MB, the head's
 525 MB: at 4.7 TB/s 2.7, 1.8, 14.3, 7.1 and 112 us, with 16 layers 527 us. A kernel that waits for the one before it
-loses 2 to 3 us until memory is at its full rate, 81 of them 200 us. What it asked for before it waited, up to 128 KB on
-each multiprocessor, is 3.6 us of memory's time: so most of that is hidden where a kernel has as many bytes.
+loses 2 to 3 us until memory is at its full rate, 81 of them 200 us. What it asked for before it waited, 96 KB on each
+multiprocessor and as much again in the L2, is 5 us of memory's time: so most of that is hidden.
 """
 
 from __future__ import annotations

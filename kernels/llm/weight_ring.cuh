@@ -69,7 +69,7 @@ class Ring {
 #pragma unroll 1
     for (unsigned s = 0; s < STAGES; ++s) copy(s), later.go_on();
 #pragma unroll 1
-    for (unsigned s = 0; s < FETCH; ++s) fetch();
+    for (unsigned s = FETCH; s; --s) fetch();
   }
   __device__ __forceinline__ unsigned tiles() const { return next.tiles; }
   __device__ __forceinline__ const T* stage(unsigned slot) const { return stages + slot * STAGE; }

@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +145,16 @@ def side_by_side(before: Run, after: Run) -> Iterator[str]:
     within = sum(abs(change) <= SAME for change in off.values())
     lost = [one.case.id for one in compare(before, after) if not one.ratio]
     cost = _seconds(after) / _seconds(before) - 1
+    without, checked = _whole(before), _whole(after)
     yield "## The same times as without the check"
     yield (
         f"{plural(len(off), 'case')} by the same code, without the check of timed calls and with it. {within} of "
         f"{len(off)} times are within {units.percent(SAME)}; median {units.percent(_median(off), 2)}, the furthest "
         f"{units.percent(max(map(abs, off.values())), 2)}. The intervals of {len(apart)} don't overlap. All steps of "
         f"all cases took {units.seconds(_seconds(before))} without the check and {units.seconds(_seconds(after))} with "
-        f"it, {cost:+.1%}. Runs: {_origin(before, BEFORE)}, with `scripts/trust/unchecked.patch`, and "
-        f"{_origin(after, AFTER)}."
+        f"it, {cost:+.1%}; from start to end, with the starts of processes, the runs took {units.seconds(without)} and "
+        f"{units.seconds(checked)}, {checked / without - 1:+.1%}. Runs: {_origin(before, BEFORE)}, with "
+        f"`scripts/trust/unchecked.patch`, and {_origin(after, AFTER)}."
     )
     if lost:
         yield "\n".join(f"- {id}: no time in one of the runs" for id in lost)
@@ -171,6 +174,13 @@ def _median(off: Mapping[str, float]) -> float:
 def _seconds(run: Run) -> float:
     """What all steps of all cases took."""
     return sum(seconds for m in run.measurements for _, seconds in m.phases)
+
+
+def _whole(run: Run) -> float:
+    """What the run took, to a second."""
+    assert run.header.finished, "the run isn't finished"
+    begin, end = map(datetime.fromisoformat, (run.header.started, run.header.finished))
+    return (end - begin).total_seconds()
 
 
 def _origin(run: Run, name: str) -> str:

@@ -43,7 +43,7 @@ def test_new_inputs_are_drawn_before_the_samples_and_between_their_rounds(monkey
         assert told[begin : begin + len(renewals)] == renewals
 
 
-def test_the_check_of_the_timed_calls_has_a_tenth_of_the_time_that_the_case_took(monkeypatch):
+def test_the_check_of_the_timed_calls_has_a_twentieth_of_the_time_that_the_case_took(monkeypatch):
     given: list[tuple[float, float]] = []
 
     def recheck(session: Session, _rotation: object, _batch: object, seconds: float) -> None:
@@ -52,7 +52,7 @@ def test_the_check_of_the_timed_calls_has_a_tenth_of_the_time_that_the_case_took
     monkeypatch.setattr("harness.measure.Session.recheck", recheck)
     assert run(FakeDevice([1e-6])).status == "ok"
     [(seconds, spent)] = given
-    assert seconds == pytest.approx(0.1 * spent)
+    assert seconds == pytest.approx(0.05 * spent)
 
 
 def test_what_is_wrong_with_the_timed_calls_ends_the_case(monkeypatch):

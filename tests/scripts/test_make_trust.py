@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.model import Measurement, Run
+from harness.model.run import Header
 from harness.ops import Catalogue, known_cases
 from harness.ops.catalogue import LOADED
 from tests.exploits import REGISTER
@@ -84,9 +86,16 @@ def slowed(run: Run, shares: dict[str, float]) -> Run:
     return replace(run, measurements=tuple(map(longer, run.measurements)))
 
 
+def later(header: Header, times: float) -> str:
+    """The end of a run that takes so many times as long."""
+    begin, end = map(datetime.fromisoformat, (header.started, header.finished or ""))
+    return (begin + times * (end - begin)).isoformat()
+
+
 def test_times_stand_side_by_side_with_what_changed(run: Run) -> None:
     before = slowed(run, {})
-    after = slowed(run, {"copy": 0.001, "dropout": 0.003, "softmax": -0.5})
+    slower = slowed(run, {"copy": 0.001, "dropout": 0.003, "softmax": -0.5})
+    after = replace(slower, header=replace(run.header, finished=later(run.header, 1.5)))
     changed = {"copy": "+0.10%", "dropout": "+0.30%", "softmax": "-50.00%"}
     made = "\n".join(SCRIPT.side_by_side(before, after))
     cases = {result.case for result in run.results}
@@ -94,6 +103,8 @@ def test_times_stand_side_by_side_with_what_changed(run: Run) -> None:
     assert f"{len(cases)} cases by the same code" in made
     assert f"{len(cases) - far} of {len(cases)} times are within 0.2%" in made
     assert "median 0.00%, the furthest 50.00%" in made
+    assert "with the starts of processes, " in made
+    assert ", +50.0%. Runs: " in made
     for case in cases:
         [line] = [line for line in made.splitlines() if line.startswith(f"| {case.id} |")]
         assert line.split(" | ")[3] == changed.get(case.op, "+0.00%")

@@ -2,8 +2,9 @@
 
 Gradients are compared weight by weight, as the optimizer saw them in the first step of a twin of the rung, whose
 dropout drops nothing as far as modules say their share. How far off they may be is measured: as far as torch's
-autocast, or float32, puts it for this model, and as far as chance puts it, each times four. A compiled rung's twin is
-compiled.
+autocast, or float32, puts it for this model, and as far as chance puts it, each times four. Rounding decides on which
+side of 0 a few inputs of a ReLU lie, and each that changes sides moves gradients by percents; so torch's own are made
+several times, from weights that differ by what rounding makes of them. A compiled rung's twin is compiled.
 
 Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which the host
 computes in the reference.
@@ -12,14 +13,14 @@ computes in the reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of
 from harness.collection.steps.training._first_step import FLAT, MOST, TIMES
 from harness.collection.steps.training._settings import forget_compiled, math_modes
 from harness.collection.steps.training._steps import STEPS
@@ -33,6 +34,8 @@ _YARDS = 4.0
 """How far off a gradient may be, over how far torch's own is, and over how far chance puts it."""
 _FLOOR = {"float64": 2.0**-12, "float32": 2.0**-12, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The unit in the last place of a type; for float32 what sums over a batch and fast convolutions lose of it."""
+_DRAWS = 6
+"""How often torch's own gradients are made: from the weights as they are, then from weights moved by rounding."""
 _NAMED = 3
 
 Gradients = Mapping[str, "torch.Tensor"]
@@ -93,9 +96,10 @@ def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
     if still:
         yield f"weights: the first step left {len(still)} of {len(names)} as they were: {_listed(still)}"
     yards = _yardstick(calm, kind)
+    least = TIMES * _FLOOR[kind] * math.sqrt(wanted.blocks)
     far = {}
     for name in names - {*missing}:
-        allowed = min(MOST, max(TIMES * _FLOOR[kind], _YARDS * (yards.get(name, 0.0) + wanted.spread[name])))
+        allowed = min(MOST, max(least, _YARDS * (yards.get(name, 0.0) + wanted.spread[name])))
         if not (off := _distance(found[name], wanted.gradients[name])) <= allowed:
             far[name] = f"{name} by {off:.2%}, allowed are {allowed:.2%}"
     if far:
@@ -106,34 +110,58 @@ def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
 class WantedGradients:
     """What the first step's gradients must be: by name, in the host's memory.
 
-    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each.
+    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each. blocks: of
+    the model, at least 1: errors of blocks add up like errors of random signs.
     """
 
     gradients: Gradients
     names: frozenset[str]
     spread: Mapping[str, float]
+    blocks: int
 
 
 @lru_cache(maxsize=1)
 def _reference_gradients(calm: StepSetup) -> WantedGradients:
     with math_modes(tf32=False):
-        found, _ = _made(_reference_trainer(calm))
+        trainer = _reference_trainer(calm)
+        found, _ = _made(trainer)
         others = _made(_reference_trainer(replace(calm, chance=1)))[0] if _draws(calm) else found
     sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
     count = sum(one.numel() for one in found.values())
     typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
     names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
-    return WantedGradients(found, names, {name: _distance(others[name], found[name]) for name in names})
+    spread = {name: _distance(others[name], found[name]) for name in names}
+    return WantedGradients(found, names, spread, max(1, len(blocks_of(trainer.model))))
 
 
 @lru_cache(maxsize=8)
 def _yardstick(calm: StepSetup, kind: str) -> Mapping[str, float]:
-    """How far off the gradients of eager torch are that computes in this type."""
+    """How far off the gradients of eager torch are that computes in this type, at most of some draws."""
     tf32 = replace(BY_HOST, tf32=kind != "float32")
     rung = tf32 if kind in ("float32", "tf32") else replace(tf32, half="own" if kind == calm.half else "other")
-    found, _ = _first_gradients(rung, calm)
     wanted = _reference_gradients(calm)
-    return {name: _distance(found[name], wanted.gradients[name]) for name in wanted.names & found.keys()}
+    far: dict[str, float] = {}
+    with math_modes(rung.tf32):
+        trainer = StepTrainer(rung, calm)
+        weights = [weight.detach().clone() for weight in trainer.weights]
+        for draw in range(_DRAWS):
+            trainer.begin_drawing()
+            _set_near(trainer.weights, weights, draw and _FLOOR[kind], draw)
+            found, _ = _made(trainer)
+            for name in wanted.names & found.keys():
+                far[name] = max(far.get(name, 0.0), _distance(found[name], wanted.gradients[name]))
+    return far
+
+
+def _set_near(weights: Iterable[torch.Tensor], values: Iterable[torch.Tensor], share: float, seed: int) -> None:
+    """Set weights to values, each moved by up to a share of its size: at random, and alike on all ranks."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight, value in zip(weights, values, strict=True):
+            noise = 2 * torch.rand(value.shape, generator=generator) - 1 if share else torch.zeros(())
+            weight.copy_(value * (1 + share * noise.to(value.device)))
 
 
 @lru_cache(maxsize=8)

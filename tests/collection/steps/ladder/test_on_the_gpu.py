@@ -55,6 +55,7 @@ def measured(op, rung, size, dtype="bfloat16", **choices):
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("step", ["convolutions", "attention"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

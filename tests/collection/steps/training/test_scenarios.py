@@ -108,7 +108,17 @@ def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune", "train_graphs", "bert_clip"]
+    "name",
+    [
+        "swin_train",
+        "bert_train",
+        "resnet50_train",
+        "swin_infer",
+        "train_autotune",
+        "train_graphs",
+        "train_host",
+        "bert_clip",
+    ],
 )
 def test_the_scenarios_of_a_gpu_have_whole_models(name):
     found = {job.case.values["model"] for job in jobs(name, "cuda")}

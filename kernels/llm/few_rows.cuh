@@ -10,8 +10,7 @@
 //     store(n, pair, sums, ready) rounds and writes the two sums of row n of x
 //
 // Macros of `tuned`: ROWS: of x, rounded up to 8 or 16. WARPS: of a block, which share the columns. COLUMNS and STAGES: of
-// the ring of weights (weight_ring.cuh). FETCH: stages behind the ring whose weights come to the L2 while a block waits
-// for the kernel before.
+// the ring of weights (weight_ring.cuh).
 #pragma once
 
 #include "../include/dependent.cuh"
@@ -189,9 +188,7 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
   T* const x = reinterpret_cast<T*>(dynamic) + STAGES * STAGE;
   T* const gamma = x + rows * pitch;
 
-#ifndef LATE
   let_next_begin();
-#endif
   Ring<Layer> ring(layer, reinterpret_cast<T*>(dynamic), input.columns);
   if constexpr (NORM) copy_row(gamma, input.gamma, input.columns);
   wait_for_before();
@@ -241,9 +238,6 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
       }
       layer.store(first_row + n, pair, pair_of_sums, ready);
     }
-#ifdef LATE
-    if (tile + gridDim.x >= ring.tiles()) let_next_begin();
-#endif
   }
 }
 #endif

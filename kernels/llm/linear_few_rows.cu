@@ -9,16 +9,16 @@
 // 1. A warp makes the sums of two rows of w, an element a lane (`fused`): 64 bytes under way a load, and a block's first
 //    load waits for its launch.
 // 2. Bulk copies bring rows of w to shared memory (`tuned`), a ring of 16 KB stages, of which up to 96 KB are under way
-//    (weight_ring.cuh). Loads to registers brought 2.8 of an H200's 4.8 TB/s: what they have under way needs a place in
-//    the L1, too, which has little memory beside a kernel's shared memory.
+//    (weight_ring.cuh), and a row's 2 KB take one instruction.
 // 3. The tensor cores multiply, though they would be idle 15 times out of 16 for a single row of x: they take halves as
 //    they lie in shared memory, where float32 products take a conversion and a multiplication for each weight and row of
 //    x. A tile is eight rows of w, so 2048 rows make 256 tiles for 132 multiprocessors. Warps share a stage's columns, and
 //    their sums meet in shared memory once a tile. Blocks stay and go on with other tiles. x comes to shared memory once.
 // 4. The norm, the residual and the gate cost next to nothing there, and each saves a kernel of its own, which takes
-//    longer than its bytes: two microseconds from the end of one kernel to the full rate of the next one. That time is why
-//    a kernel lets the next one begin at once, fills its ring, and asks for more to come to the L2, before it waits for
-//    the kernel in front (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel.
+//    longer than its bytes: memory idles from the end of one kernel to the full rate of the next one. That time is why
+//    a kernel lets the next one begin at once, and fills its ring before it waits for the kernel in front
+//    (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel. To ask for weights
+//    behind the ring as well, so that they come to the L2, made products slower.
 //
 // Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
 // as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.

@@ -4,19 +4,14 @@
 // a barrier counts its bytes: 2 KB for an instruction, and neither registers nor the L1 hold what is under way. Before,
 // each thread copies 16 bytes at a time.
 //
-// Macros: COLUMNS (a multiple of 64), STAGES, FETCH, WARPS.
+// Macros: COLUMNS (a multiple of 64), STAGES, WARPS.
 #pragma once
 
-#include "../include/fetch.cuh"
 #include "../include/pack.cuh"
 #include "../include/warp.cuh"
 #include "../rows/mbarrier.cuh"
 
 using T = SCALAR;
-
-#ifndef STEADY
-#define STEADY 1
-#endif
 
 constexpr unsigned THREADS = WARPS * WARP;
 constexpr unsigned PAIRS = 4, TILE = 2 * PAIRS;  // pairs and rows of weights of a tile
@@ -55,7 +50,7 @@ template <typename Layer>
 class Ring {
  public:
   __device__ __forceinline__ Ring(const Layer& layer, T* stages, unsigned columns)
-      : stages(stages), next(layer, columns), later(next) {
+      : stages(stages), next(layer, columns) {
 #if __CUDA_ARCH__ >= 900
     __shared__ unsigned long long all[STAGES];
     barriers = shared_address(all);
@@ -67,31 +62,13 @@ class Ring {
     __syncwarp();
 #endif
 #pragma unroll 1
-    for (unsigned s = 0; s < STAGES; ++s) copy(s), later.go_on();
-#pragma unroll 1
-    for (unsigned s = FETCH; s; --s) fetch();
+    for (unsigned s = 0; s < STAGES; ++s) refill(s);
   }
   __device__ __forceinline__ unsigned tiles() const { return next.tiles; }
   __device__ __forceinline__ const T* stage(unsigned slot) const { return stages + slot * STAGE; }
 
   // Begins to copy what comes next to a slot that nobody reads any more.
   __device__ __forceinline__ void refill(unsigned slot) {
-    copy(slot);
-    if (FETCH && STEADY) fetch();
-  }
-
-  // Waits until a slot is full, for all threads of the block. phase: how many times it was full before.
-  __device__ __forceinline__ void wait(unsigned slot, unsigned phase) const {
-#if __CUDA_ARCH__ >= 900
-    mbarrier::wait(barriers + slot * mbarrier::BYTES, phase);
-#else
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-    __syncthreads();
-#endif
-  }
-
- private:
-  __device__ __forceinline__ void copy(unsigned slot) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x >= WARP || !next.there()) return;
     const unsigned bytes = next.here() * sizeof(T), barrier = barriers + slot * mbarrier::BYTES;
@@ -115,14 +92,19 @@ class Ring {
 #endif
     next.go_on();
   }
-  // Asks for the stage FETCH stages behind the ring to come to the L2. The second warp does, since the first has copies.
-  __device__ __forceinline__ void fetch() {
-    if (threadIdx.x - WARP >= TILE || !later.there()) return;
-    fetch_to_l2(later.from(), later.here() * sizeof(T));
-    later.go_on();
+
+  // Waits until a slot is full, for all threads of the block. phase: how many times it was full before.
+  __device__ __forceinline__ void wait(unsigned slot, unsigned phase) const {
+#if __CUDA_ARCH__ >= 900
+    mbarrier::wait(barriers + slot * mbarrier::BYTES, phase);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+    __syncthreads();
+#endif
   }
 
+ private:
   T* const stages;
-  Cursor<Layer> next, later;
+  Cursor<Layer> next;
   unsigned barriers = 0;
 };

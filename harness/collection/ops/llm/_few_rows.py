@@ -19,7 +19,6 @@ EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
     "columns": (512, 1024, 2048),
     "stages": (1, 2, 3, 4, 5, 6, 8, 12),
-    "fetch": (0, 4, 8, 16),
 }
 """What a search may try, as FewRows has it."""
 PAIRS = 4
@@ -28,7 +27,7 @@ _TILE, _UNIT = 2 * PAIRS, 64  # rows of weights of a tile; columns to which rows
 _EIGHT, _MOST_ROWS = 8, 16  # rows of x of a block
 _STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
 _HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
-_WARPS, _COLUMNS, _FETCH = 8, 1024, 8  # of the rule
+_WARPS, _COLUMNS = 8, 1024  # of the rule
 _ENOUGH = 4  # stages of the rule, where a block has as many
 
 
@@ -52,14 +51,13 @@ class FewRows:
     """How threads share a product.
 
     rows: of x that a block multiplies, 8 or 16. warps: of a block. columns: of a stage of weights. stages: that are
-    under way or full. fetch: stages behind these that come to the L2 before x is there.
+    under way or full.
     """
 
     rows: int
     warps: int
     columns: int
     stages: int
-    fetch: int
 
     @classmethod
     def of(cls, product: Product, plan: Plan, chip: Chip) -> Self | None:
@@ -99,7 +97,6 @@ class FewRows:
             "WARPS": self.warps,
             "COLUMNS": self.columns,
             "STAGES": self.stages,
-            "FETCH": self.fetch,
         }
 
 
@@ -113,14 +110,14 @@ def rule(product: Product, chip: Chip) -> Plan | None:
         return None
     stages = 0
     for at_once in product.at_once:
-        empty = FewRows(at_once, _WARPS, _COLUMNS, 0, _FETCH)
+        empty = FewRows(at_once, _WARPS, _COLUMNS, 0)
         used, of_stage = empty.shared(product) + empty.fixed, _TILE * (_COLUMNS + _STEP) * _HALF + _BARRIER
         half, whole = ((room - used) // of_stage for room in ((chip.shared - RESERVED) // 2, chip.shared))
         tiles = blocks(blocks(product.pairs, PAIRS), empty.grid(product, chip)[0])
         stages = min(max(half, min(_ENOUGH, whole)), tiles * blocks(product.columns, _COLUMNS))
         if whole >= _ENOUGH:
             break
-    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages, "fetch": _FETCH} if stages > 0 else None
+    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages} if stages > 0 else None
 
 
 def multiplied(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

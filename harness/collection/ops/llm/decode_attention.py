@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _KEYS, _HEADS, _MOST_PARTS = 16, 8, 128  # as in the kernel
 _STEPS = 2  # of 16 keys that each warp of a part has at least
 _MOST_HEAD, _MOST_IN_REGISTERS = 256, 128  # elements of a head, for `fused` and `tuned`
+_MANY = 1024  # tokens of heads of keys, for a multiprocessor: four steps or more for each warp of the rule
 _HALF = 2  # bytes
 _STATIC = _HEADS * _MOST_PARTS * 4 + 16  # bytes of shared memory, beside sums and extents of warps
 _REASON = "scores are multiples of it, and their powers beyond what float32 tells apart"
@@ -236,27 +237,40 @@ def _blocks_of_heads(s: Symbols) -> int:
     return blocks(s["H"] // s["G"], _HEADS)
 
 
-def rule(head: int) -> Plan | None:
-    """The plan where no table has one; None where heads aren't whole packs of 16 bytes, or take too many registers."""
+def rule(s: Symbols, chip: Chip) -> Plan | None:
+    """The plan where no table has one; None where heads aren't whole packs of 16 bytes, or take too many registers.
+
+    Where a multiprocessor has many tokens, 128 KB of them are under way in place of 96 KB, if there is room: for one
+    sequence in more warps, for several in more steps of a warp. Heads of more than 64 elements have 128 KB anyway.
+    """
+    head = s["D"]
     if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:
         return None
     if head > 64:
         return {"warps": 4, "ahead": 2, "blocks": 2}
+    if s["B"] * s["G"] * s["T"] >= _MANY * chip.multiprocessors:
+        plan = {"warps": 8, "ahead": 2, "blocks": 2} if s["B"] == 1 else {"warps": 4, "ahead": 4, "blocks": 2}
+        if _has_room(s, plan, chip):
+            return plan
     return {"warps": 4, "ahead": 2, "blocks": 3}
 
 
+def _has_room(s: Symbols, plan: Plan, chip: Chip) -> bool:
+    """Whether a multiprocessor has shared memory for the blocks of a plan."""
+    parts = TokenParts.of(s, plan, chip)
+    static = _STATIC + parts.warps * _HEADS * (blocks(s["D"], 64) * 64 + 2) * 4
+    return parts.shared(s["D"]) + static <= (chip.shared + RESERVED) // parts.blocks - RESERVED
+
+
 def _rule(case: Case) -> Plan | None:
-    return rule(case.symbols["D"])
+    return rule(case.symbols, Chip.current())
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
     if int(plan["warps"]) * int(plan["blocks"]) > 16:
         return "a multiprocessor has too few registers"
-    chip = Chip.current()
-    parts = TokenParts.of(case.symbols, plan, chip)
-    static = _STATIC + parts.warps * _HEADS * (blocks(case.symbols["D"], 64) * 64 + 2) * 4
-    room = (chip.shared + RESERVED) // parts.blocks - RESERVED
-    return None if parts.shared(case.symbols["D"]) + static <= room else "a multiprocessor has too little shared memory"
+    has_room = _has_room(case.symbols, plan, Chip.current())
+    return None if has_room else "a multiprocessor has too little shared memory"
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
@@ -270,7 +284,7 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     "tuned",
     "tensor cores multiply, all queries of a head of keys at a time; parts of a sequence meet in memory",
     unsupported=_too_long,
-    tuning=Tuning(lambda _: {"warps": (4, 8), "ahead": (1, 2, 3), "blocks": (1, 2, 3, 4)}, _rule, _refuse, _kernels),
+    tuning=Tuning(lambda _: {"warps": (4, 8), "ahead": (1, 2, 3, 4), "blocks": (1, 2, 3, 4)}, _rule, _refuse, _kernels),
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where heads aren't whole packs, or too long, or a tensor doesn't begin on 16 bytes."""

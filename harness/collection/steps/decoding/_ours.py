@@ -9,12 +9,12 @@ For few sequences a layer is five kernels, each of which reads its weights, or t
     linear_few_rows   the product behind it, added to the residual
 
 and a last one makes logits. Each begins while the one before still runs (`Chain`). For more sequences torch makes the
-products, which the tensor cores bound more and more, and our kernels do the rest.
+products, and our kernels do the rest.
 
 What to expect of a Llama 1B on an H200, for one sequence: a layer's weights are 12.6, 8.4, 67.1 and 33.6 MB, the head's
 525 MB: at 4.7 TB/s 2.7, 1.8, 14.3, 7.1 and 112 us, with 16 layers 527 us. A kernel that waits for the one before it
-loses 2 to 3 us until memory is at its full rate, 81 of them 200 us. What it asked for before it waited, 96 KB on each
-multiprocessor and as much again in the L2, is 5 us of memory's time: so most of that is hidden.
+loses the time until memory is at its full rate, 81 times in a step. What it asked for before it waited, up to 96 KB on
+each multiprocessor, is 2.8 us of memory's time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ if TYPE_CHECKING:
     from harness.collection.models.llama import LlamaOperators
     from harness.collection.steps.decoding._decoder import Decoder
 
-MOST = 16
-"""Sequences whose products our kernels make."""
+MOST = 8
+"""Sequences whose products our kernels make: rows of x that one tile of the tensor cores has.
+
+For 16 sequences an H200 takes longer by these kernels than by torch.compile's graph. Of Llama 1B, 16 rows of x and the
+norm take 70 KB of the shared memory that weights would be under way to, and the 8192 columns behind the gates don't fit
+at all: there weights are read once for each eight rows.
+"""
 _Call = Callable[[], None]
 
 
@@ -64,7 +69,8 @@ class FewSequences:
         self._embedding = model.head
         self._x = torch.zeros((size, self._config.hidden), **options)
         self._between = torch.empty((size, self._config.intermediate), **options)
-        self._q, self._attended = (torch.empty_like(self._x) for _ in range(2))
+        self._q = torch.empty((size, self._config.heads, self._config.head), **options)
+        self._attended = torch.empty_like(self._x)
         self._logits = torch.empty((size, self._config.vocabulary), **options)
         self._empty = torch.empty(0, **options)
         self.calls = self._calls()

@@ -168,9 +168,7 @@ def _of_ours(ctx: Context) -> Any:
     return _ours.FewSequences(ctx, decoder(ctx, None))
 
 
-@OP.variant(
-    "ours", "five kernels of ours a layer; beyond 16 sequences, products by torch, and our kernels between them"
-)
+@OP.variant("ours", "five kernels of ours a layer; beyond 8 sequences, products by torch, and our kernels between them")
 def ours(ctx: Context) -> Launch:
     """Kernels begin while the one before still runs."""
     return _inference.launching(ctx, _of_ours, make, "logits")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.chip import H200
+from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.llm.decode_attention import TokenParts, rule
+from harness.cuda.assumed import KNOWN, assuming
 from tests.collection.conftest import case_of
 
 COMPILED = [
     *({"B": b, "H": 32, "G": 8, "T": 129, "D": d} for b in (1, 16) for d in (24, 64, 128)),
-    {"B": 1, "H": 32, "G": 8, "T": 32_769, "D": 64},
+    *({"B": b, "H": 32, "G": 8, "T": 32_768 // b + 1, "D": 64} for b in (1, 16)),
     {"B": 1, "H": 3, "G": 1, "T": 100, "D": 77},
     {"B": 1, "H": 2, "G": 1, "T": 100, "D": 256},
 ]
@@ -39,11 +40,21 @@ def test_the_check_sees_a_token_that_is_left_out(trial):
 @pytest.mark.parametrize("head", [64, 128])
 def test_parts_have_all_tokens_once(sequences, tokens, head):
     sizes = {"B": sequences, "H": 32, "G": 8, "T": tokens, "D": head}
-    parts = TokenParts.of(sizes, rule(head), H200)
+    parts = TokenParts.of(sizes, rule(sizes, H200), H200)
     assert parts.tokens % 16 == 0
     assert (parts.count - 1) * parts.tokens < tokens <= parts.count * parts.tokens
     assert parts.grid(sizes)[0] == sequences * 8 * parts.count
     assert parts.count == 1 or sequences * 8 * parts.count <= H200.multiprocessors * parts.blocks
+
+
+@pytest.mark.parametrize(
+    ("arch", "sequences", "plan"),
+    [("sm_90", 1, (8, 2, 2)), ("sm_90", 16, (4, 4, 2)), ("sm_80", 1, (4, 2, 3)), ("sm_89", 16, (4, 2, 3))],
+)
+def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences, plan):
+    with assuming(KNOWN[arch]):
+        made = rule({"B": sequences, "H": 32, "G": 8, "T": 32_768 // sequences, "D": 64}, Chip.current())
+    assert tuple(made.values()) == plan
 
 
 @pytest.mark.parametrize(("variant", "sizes"), [("eager", (3, 2, 64)), ("tuned", (3, 2, 64)), ("tuned", (2, 1, 512))])

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 import torch
 
+from harness.collection.ops.llm import decode_attention, linear_few_rows, qkv_few_rows
 from harness.collection.steps.decoding import _chain, _ours, llama_decode
 from harness.cuda.launch import LAUNCHES, Launched, LaunchShape
 from harness.model import Case
@@ -24,17 +25,8 @@ def context(size: int, tokens: int) -> Context:
     return Context(case, torch.bfloat16, torch.device("cpu"), generator, llama_decode.OP)
 
 
-@pytest.fixture
-def gpu(monkeypatch, emulated_folder):
-    compiler()
-    found = Gpu(emulated_folder)
-    found.stand_in(monkeypatch)
-    return found
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(3, 130), (_ours.MOST + 1, 5)])
-def test_logits_are_right(gpu, size, tokens):
-    """Three calls, so what a call leaves in the cache and in the counts of parts serves the next one."""
+def complaints(size: int, tokens: int) -> list[str]:
+    """What is wrong with the last of three calls: what a call leaves in memory serves the next one."""
     ctx = context(size, tokens)
     t = Tensors(**llama_decode.make(ctx))
     t.before = Tensors(tokens=t.tokens.clone())
@@ -42,9 +34,55 @@ def test_logits_are_right(gpu, size, tokens):
         model = llama_decode._of_ours(ctx)
         for _ in range(3):
             t.logits = model(t.tokens)
-        assert [*llama_decode.check(ctx, t)] == []
-    layers, few = 2, size <= _ours.MOST
-    assert len(gpu.launched) == 3 * (layers * 5 + 1 if few else layers)
+        return [*llama_decode.check(ctx, t)]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of ops that are launched, of which torch's functions do the work."""
+    made = []
+
+    def by_torch(op):
+        def prepare(ctx, stride=0):
+            eager = op.variants["eager"].prepare(ctx)
+
+            def launch(t):
+                made.append(op.name)
+                for output, result in zip(op.outputs, eager(t), strict=True):
+                    to = getattr(t, output.name)
+                    if stride and output.name in ("k", "v"):
+                        to.as_strided((ctx.s.M * ctx.s.G, ctx.s.D), (stride, 1)).copy_(result.flatten(0, 1))
+                    else:
+                        to.copy_(result.view(to.shape))
+
+            return launch
+
+        return prepare
+
+    monkeypatch.setattr(linear_few_rows, "tuned", by_torch(linear_few_rows.OP))
+    monkeypatch.setattr(decode_attention, "tuned", by_torch(decode_attention.OP))
+    monkeypatch.setattr(qkv_few_rows, "prepared", by_torch(qkv_few_rows.OP))
+    return made
+
+
+def test_five_launches_a_layer_make_the_logits_of_few_sequences(launched):
+    assert complaints(_ours.MOST, 5) == []
+    layer = ["qkv_few_rows", "decode_attention", *["linear_few_rows"] * 3]
+    assert launched == 3 * (2 * layer + ["linear_few_rows"])
+
+
+def test_torch_makes_the_products_of_more_sequences(launched):
+    assert complaints(_ours.MOST + 1, 5) == []
+    assert launched == 3 * 2 * ["decode_attention"]
+
+
+@pytest.mark.slow
+def test_logits_of_our_kernels_are_right(monkeypatch, emulated_folder):
+    compiler()
+    gpu = Gpu(emulated_folder)
+    gpu.stand_in(monkeypatch)
+    assert complaints(3, 130) == []
+    assert len(gpu.launched) == 3 * (2 * 5 + 1)
 
 
 @pytest.fixture

@@ -47,7 +47,6 @@ CASES = [
     ("linear_few_rows", "bfloat16", {"M": 3, "K": 80, "N": 37, "form": "add"}, "fused", {"weight": 1}),
     ("qkv_few_rows", "bfloat16", {"M": 9, "E": 96, "H": 4, "G": 2, "D": 24}, "tuned", {}),
     ("qkv_few_rows", "float16", {"M": 3, "E": 33, "H": 3, "G": 1, "D": 10}, "fused", {}),
-    ("decode_attention", "bfloat16", {"B": 2, "H": 8, "G": 2, "T": 129, "D": 64}, "tuned", {}),
     ("decode_attention", "bfloat16", {"B": 1, "H": 4, "G": 2, "T": 1601, "D": 64}, "tuned", {}),
     ("decode_attention", "bfloat16", {"B": 2, "H": 4, "G": 2, "T": 801, "D": 64}, "tuned", {}),
     ("decode_attention", "float16", {"B": 1, "H": 10, "G": 1, "T": 300, "D": 104}, "tuned", {}),

@@ -33,7 +33,7 @@ _ENOUGH = 4  # stages of the rule, where a block has as many
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Of x (rows, columns) with pairs of rows of weights, and whether a norm is in front."""
+    """A product of x (rows, columns) with pairs of rows of weights. norm: whether an RMSNorm is in front."""
 
     rows: int
     columns: int
@@ -92,12 +92,7 @@ class FewRows:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {
-            "ROWS": self.rows,
-            "WARPS": self.warps,
-            "COLUMNS": self.columns,
-            "STAGES": self.stages,
-        }
+        return {"ROWS": self.rows, "WARPS": self.warps, "COLUMNS": self.columns, "STAGES": self.stages}
 
 
 def rule(product: Product, chip: Chip) -> Plan | None:
@@ -135,7 +130,7 @@ def multiplied(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def normalised_product(x: torch.Tensor, gamma: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of RMSNorm(product).
+    """RMSNorm(x) times a weight, and how far off each element may be, as `multiplied` has them.
 
     Each normalised element is rounded, so each term has an error of its own: together twice the root of the terms'
     squares, in units in the last place.

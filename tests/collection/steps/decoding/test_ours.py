@@ -38,11 +38,11 @@ def complaints(size: int, tokens: int) -> list[str]:
 
 
 @pytest.fixture
-def launched(monkeypatch):
-    """The names of ops that are launched, of which torch's functions do the work."""
+def by_torch(monkeypatch):
+    """The names of ops that are launched, by torch's functions in place of our kernels."""
     made = []
 
-    def by_torch(op):
+    def eager_of(op):
         def prepare(ctx, stride=0):
             eager = op.variants["eager"].prepare(ctx)
 
@@ -59,21 +59,21 @@ def launched(monkeypatch):
 
         return prepare
 
-    monkeypatch.setattr(linear_few_rows, "tuned", by_torch(linear_few_rows.OP))
-    monkeypatch.setattr(decode_attention, "tuned", by_torch(decode_attention.OP))
-    monkeypatch.setattr(qkv_few_rows, "prepared", by_torch(qkv_few_rows.OP))
+    monkeypatch.setattr(linear_few_rows, "tuned", eager_of(linear_few_rows.OP))
+    monkeypatch.setattr(decode_attention, "tuned", eager_of(decode_attention.OP))
+    monkeypatch.setattr(qkv_few_rows, "prepared", eager_of(qkv_few_rows.OP))
     return made
 
 
-def test_five_launches_a_layer_make_the_logits_of_few_sequences(launched):
+def test_five_launches_a_layer_make_the_logits_of_few_sequences(by_torch):
     assert complaints(_ours.MOST, 5) == []
     layer = ["qkv_few_rows", "decode_attention", *["linear_few_rows"] * 3]
-    assert launched == 3 * (2 * layer + ["linear_few_rows"])
+    assert by_torch == 3 * (2 * layer + ["linear_few_rows"])
 
 
-def test_torch_makes_the_products_of_more_sequences(launched):
+def test_torch_makes_the_products_of_more_sequences(by_torch):
     assert complaints(_ours.MOST + 1, 5) == []
-    assert launched == 3 * 2 * ["decode_attention"]
+    assert by_torch == 3 * 2 * ["decode_attention"]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ _ENOUGH = 4  # stages of the rule, where a block has as many
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class FewRowsProduct:
     """A product of x (rows, columns) with pairs of rows of weights. norm: whether an RMSNorm is in front."""
 
     rows: int
@@ -60,7 +60,7 @@ class FewRows:
     stages: int
 
     @classmethod
-    def of(cls, product: Product, plan: Plan, chip: Chip) -> Self | None:
+    def of(cls, product: FewRowsProduct, plan: Plan, chip: Chip) -> Self | None:
         """The plan for x; None where shared memory is too small for it."""
         for at_once in product.at_once:
             made = cls(at_once, *(int(plan[name]) for name in EVERY_PLAN))
@@ -68,7 +68,7 @@ class FewRows:
                 return made
         return None
 
-    def shared(self, product: Product) -> int:
+    def shared(self, product: FewRowsProduct) -> int:
         """Dynamic bytes of shared memory: stages, rows of x, and the weights of a norm."""
         of_x = (min(product.rows, self.rows) + product.norm) * (blocks(product.columns, _UNIT) * _UNIT + _STEP)
         return (self.stages * _TILE * (self.columns + _STEP) + of_x) * _HALF
@@ -79,7 +79,7 @@ class FewRows:
         sums = 2 * self.warps * self.rows * _TILE * _FLOAT
         return sums + self.rows * self.warps * _FLOAT + self.stages * _BARRIER
 
-    def grid(self, product: Product, chip: Chip) -> tuple[int, int]:
+    def grid(self, product: FewRowsProduct, chip: Chip) -> tuple[int, int]:
         """Blocks for each part of the rows of x, one on each multiprocessor, and parts of the rows."""
         parts = blocks(product.rows, self.rows)
         return min(blocks(product.pairs, PAIRS), max(1, chip.multiprocessors // parts)), parts
@@ -95,7 +95,7 @@ class FewRows:
         return {"ROWS": self.rows, "WARPS": self.warps, "COLUMNS": self.columns, "STAGES": self.stages}
 
 
-def rule(product: Product, chip: Chip) -> Plan | None:
+def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
     """The plan where no table has one; None where rows aren't whole packs of 16 bytes, or x takes all shared memory.
 
     As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few; no more than a

@@ -15,7 +15,7 @@ from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, Product, multiplied, normalised_product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRows, FewRowsProduct, multiplied, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     Built,
@@ -183,8 +183,8 @@ def fused(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, *_tensors(t, ctx.s.N), *numbers)
 
 
-def _product(case: Case) -> Product:
-    return Product(case.symbols["M"], case.symbols["K"], _pairs(case.values), _has_norm(case.values))
+def _product(case: Case) -> FewRowsProduct:
+    return FewRowsProduct(case.symbols["M"], case.symbols["K"], _pairs(case.values), _has_norm(case.values))
 
 
 def _made(case: Case, plan: Plan) -> FewRows | None:

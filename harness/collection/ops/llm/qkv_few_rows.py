@@ -16,7 +16,7 @@ from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, Product, normalised_product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRows, FewRowsProduct, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     ITEMSIZE,
@@ -208,8 +208,8 @@ def _in_elements(ctx: Context, stride: int) -> Launch:
     return lambda t: kernel(grid, BLOCK, *_inputs(t), t.q, t.k, t.v, *numbers)
 
 
-def _product(case: Case) -> Product:
-    return Product(case.symbols["M"], case.symbols["E"], _pairs(case.values), norm=True)
+def _product(case: Case) -> FewRowsProduct:
+    return FewRowsProduct(case.symbols["M"], case.symbols["E"], _pairs(case.values), norm=True)
 
 
 def _made(case: Case, plan: Plan) -> FewRows | None:

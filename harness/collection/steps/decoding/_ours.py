@@ -1,6 +1,6 @@
 """Decoding by our kernels.
 
-For few sequences a layer is five kernels, each of which reads its weights, or the cache, at the rate of memory:
+For few sequences a layer is five kernels, whose time the bytes of their weights, or of the cache, bound:
 
     qkv_few_rows      RMSNorm, three products, RoPE; keys and values go to the cache
     decode_attention  of the new token to the cache
@@ -46,7 +46,7 @@ at all: there weights are read once for each eight rows.
 _Call = Callable[[], None]
 
 
-def of_op(ctx: Context, op: Op, sizes: dict[str, int], choices: dict[str, Value] | None = None) -> Context:
+def _of_op(ctx: Context, op: Op, sizes: dict[str, int], choices: dict[str, Value] | None = None) -> Context:
     """What the `tuned` of an op is prepared with, for the type and device of a step's case."""
     chosen = choices or {name: choice.usual for name, choice in op.choices.items()}
     case = Case(op.name, "tuned", ctx.case.dtype, tuple(sizes.items()), tuple(chosen.items()), device=ctx.case.device)
@@ -92,9 +92,9 @@ class FewSequences:
         heads = {"H": config.heads, "G": config.groups, "D": config.head}
         tokens = self._ctx.s.C + 1
         sizes = {"M": self._ctx.s.B, "E": config.hidden, **heads}
-        qkv = qkv_few_rows.prepared(of_op(self._ctx, qkv_few_rows.OP, sizes), tokens * config.head)
+        qkv = qkv_few_rows.prepared(_of_op(self._ctx, qkv_few_rows.OP, sizes), tokens * config.head)
         attention = decode_attention.tuned(
-            of_op(self._ctx, decode_attention.OP, {"B": self._ctx.s.B, **heads, "T": tokens})
+            _of_op(self._ctx, decode_attention.OP, {"B": self._ctx.s.B, **heads, "T": tokens})
         )
         behind = self._linear("add", config.hidden, config.hidden)
         gates = self._linear("gates", config.hidden, config.intermediate)
@@ -125,7 +125,7 @@ class FewSequences:
 
     def _linear(self, form: str, inputs: int, outputs: int) -> Launch:
         sizes = {"M": self._ctx.s.B, "K": inputs, "N": outputs}
-        return linear_few_rows.tuned(of_op(self._ctx, linear_few_rows.OP, sizes, {"form": form}))  # type: ignore[no-any-return]
+        return linear_few_rows.tuned(_of_op(self._ctx, linear_few_rows.OP, sizes, {"form": form}))  # type: ignore[no-any-return]
 
     def _add(self, then: Callable[..., None], launch: Launch, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Add a product to the residual."""
@@ -165,7 +165,7 @@ def _attention(ctx: Context) -> Callable[[torch.Tensor, torch.Tensor, torch.Tens
         sequences, heads, _, head = q.shape
         if not known:
             sizes = {"B": sequences, "H": heads, "G": keys.shape[1], "T": keys.shape[2], "D": head}
-            known.append(decode_attention.tuned(of_op(ctx, decode_attention.OP, sizes)))
+            known.append(decode_attention.tuned(_of_op(ctx, decode_attention.OP, sizes)))
         y = torch.empty((sequences, heads, head), dtype=q.dtype, device=q.device)
         known[0](Tensors(q=q.reshape(y.shape), keys=keys, values=values, y=y))
         return y.view(sequences, 1, heads * head)

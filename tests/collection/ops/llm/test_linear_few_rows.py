@@ -6,7 +6,7 @@ import pytest
 
 from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import FewRows, Product
+from harness.collection.ops.llm._few_rows import FewRows, FewRowsProduct
 from harness.cuda.assumed import KNOWN, assuming
 
 FORMS = ("plain", "norm", "add", "gates")
@@ -18,11 +18,11 @@ COMPILED = [
     {"M": 2, "K": 77, "N": 100, "form": "gates"},
 ]
 LLAMA = {
-    "qkv": Product(1, 2048, 1536, norm=True),
-    "o": Product(1, 2048, 1024, norm=False),
-    "gates": Product(1, 2048, 8192, norm=True),
-    "down": Product(1, 8192, 1024, norm=False),
-    "head": Product(1, 2048, 64_128, norm=True),
+    "qkv": FewRowsProduct(1, 2048, 1536, norm=True),
+    "o": FewRowsProduct(1, 2048, 1024, norm=False),
+    "gates": FewRowsProduct(1, 2048, 8192, norm=True),
+    "down": FewRowsProduct(1, 8192, 1024, norm=False),
+    "head": FewRowsProduct(1, 2048, 64_128, norm=True),
 }
 """The products of Llama 1B for one sequence."""
 
@@ -53,7 +53,7 @@ def test_multiprocessors_read_about_as_many_weights_each(name):
 def test_enough_bytes_are_under_way(name, rows):
     """Little's law asks for 36 KB on each multiprocessor of an H200; a block that has fewer has all of its own."""
     given = LLAMA[name]
-    product = Product(rows, given.columns, given.pairs, given.norm)
+    product = FewRowsProduct(rows, given.columns, given.pairs, given.norm)
     made = FewRows.of(product, _few_rows.rule(product, H200), H200)
     bytes_of_row = given.columns * 2
     own = -(-product.pairs // made.grid(product, H200)[0]) * 2 * bytes_of_row
@@ -72,7 +72,7 @@ def test_a_block_of_the_next_kernel_fits_beside_each(name):
 @pytest.mark.parametrize("columns", [8, 1000, 2048, 8192])
 def test_the_rules_plan_can_be_launched_on_every_gpu_or_there_is_none(arch, rows, columns):
     with assuming(KNOWN[arch]):
-        chip, product = Chip.current(), Product(rows, columns, 500, norm=True)
+        chip, product = Chip.current(), FewRowsProduct(rows, columns, 500, norm=True)
         plan = _few_rows.rule(product, chip)
         if plan is None:
             assert columns * min(rows, 8) * 2 > 64 * 1024
@@ -83,4 +83,4 @@ def test_the_rules_plan_can_be_launched_on_every_gpu_or_there_is_none(arch, rows
 
 
 def test_rows_that_are_not_whole_packs_have_no_plan():
-    assert _few_rows.rule(Product(1, 77, 100, norm=False), H200) is None
+    assert _few_rows.rule(FewRowsProduct(1, 77, 100, norm=False), H200) is None

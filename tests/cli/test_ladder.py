@@ -73,6 +73,7 @@ def test_losses_from_several_seeds_are_part_of_the_recommendation(
     assert re.search(told, climbed.stdout)
 
 
+@pytest.mark.slow  # cli/test_runs.py has what refuses and resumes a run, the test above that the plug-in lies beside it
 def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     climbed: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     assert "What to use" in (folder / "mine" / "report.md").read_text()
 
 
+@pytest.mark.slow  # steps/ladder/test_ranks.py has rungs on two ranks, steps/ladder/test_report.py what a report says
 def test_two_ranks_are_measured_beside_one(harness: Harness, folder: Path) -> None:
     arguments = [argument for argument in QUICK if not argument.startswith(("--output", "--variants"))]
     done = harness("ladder", STEP, *arguments, "--world=2", "--variants=float32", "--output=two")

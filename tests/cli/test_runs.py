@@ -358,6 +358,7 @@ def on_a_terminal(command: list[str], folder: Path, variables: dict[str, str]) -
     return drawn.decode()
 
 
+@pytest.mark.slow  # what a bar draws, the next tests and test_progress.py have, on a console in memory
 def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(
     folder: Path, environment: Environment
 ) -> None:

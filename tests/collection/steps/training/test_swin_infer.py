@@ -15,6 +15,7 @@ from harness.collection.ops.gemm import _int8
 from harness.collection.steps.training import _facts, _inference, _swin_prepared, swin_infer
 from harness.collection.steps.training._operators import of_windows
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
+from tests.rare import rare
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +238,7 @@ def test_ours_are_right(make, dtype, ready, monkeypatch):
         assert session.warnings == []
 
 
-@pytest.mark.parametrize("make", [swin_infer.with_sdpa, swin_infer.with_attention])
+@pytest.mark.parametrize("make", [rare(swin_infer.with_sdpa), swin_infer.with_attention])
 def test_a_compiler_takes_the_whole_model(make, ready):
     with ready("swin_infer", "sdpa", "bfloat16") as session, torch.inference_mode():
         model, images = make(session._ctx), swin_infer.make(session._ctx)["images"]

@@ -1,4 +1,4 @@
-"""Two, four and eight ranks with gloo: collectives and training steps, whose rings, parts and means need many ranks."""
+"""Two and four ranks with gloo: collectives and training steps, whose rings, parts and means need many ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str | int], ...]]]] = {
         ("llama_scaling", "chunked_half", LLAMA),
     ],
     4: [("resnet50_scaling", "ddp", RESNET)],
-    8: [],
 }
 """Training steps for each number of ranks: every way and every model on two, and gradients that four share."""
 
@@ -57,8 +56,6 @@ def steps(world: int) -> list[Case]:
 
 def cases(world: int) -> list[Case]:
     sizes = [*((op, 4096) for op in COLLECTIVES), ("all_to_all", odd(world)), ("all_reduce", 2), ("all_to_all", world)]
-    if world == 8:  # what parts and rings need of more ranks, four of them have
-        sizes = [("all_reduce", 4096), ("reduce_scatter", 4096), ("all_to_all", odd(world)), ("all_to_all", world)]
     halves = [collective(op, world, dtype="float16") for op in ("all_reduce", "all_gather") if world == 2]
     return [*(collective(op, world, n) for op, n in sizes), *halves, *steps(world)]
 

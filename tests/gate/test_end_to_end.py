@@ -187,6 +187,9 @@ def outcomes(run: GateRun) -> dict[str, str]:
     return {f"{e.case.op}/{e.case.variant}": e.decision.outcome for e in run.cases if e.decision}
 
 
+# rules/test_code.py has what becomes of such code, cli/test_gate_progress.py what is said, processes/test_used.py what
+# finds it.
+@pytest.mark.slow
 def test_code_that_both_sides_import_is_named_and_passes_only_if_that_is_accepted(
     tmp_path: Path,
 ) -> None:

@@ -187,6 +187,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # cli/test_runs.py stops and resumes a run, processes/test_ending.py has that nothing goes on
 @pytest.mark.usefixtures("known_limits")
 @pytest.mark.cold
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(

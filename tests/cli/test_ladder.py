@@ -44,6 +44,8 @@ def climbed(harness: Harness) -> subprocess.CompletedProcess[str]:
     return harness("ladder", STEP, *QUICK, "--seeds=3", "--steps=10")
 
 
+# examples/test_examples.py has the ladder of a step, steps/ladder the check of its rungs, their code and the report.
+@pytest.mark.slow
 def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
     climbed: subprocess.CompletedProcess[str], folder: Path, environment: Callable[..., dict[str, str]]
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
     assert done.stdout.count("loss ") == 10, done.stderr
 
 
+@pytest.mark.slow  # steps/ladder/test_learning.py has the trainings, steps/ladder/test_report.py what is said of them
 def test_losses_from_several_seeds_are_part_of_the_recommendation(
     climbed: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

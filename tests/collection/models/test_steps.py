@@ -46,8 +46,7 @@ def test_every_parameter_has_a_gradient_in_half_precision(toy):
 
 @pytest.mark.parametrize(
     "toy",
-    # A rung of BERT is compiled in steps/training/test_ours.py, Swin in nn/test_models.py.
-    ["llama_toy", "resnet_toy", rare("bert_toy"), rare("swin_toy")],
+    ["llama_toy", *map(rare, ("resnet_toy", "bert_toy", "swin_toy"))],
     indirect=True,
 )
 def test_a_model_compiles_to_one_graph(toy, unmeasured_guards):

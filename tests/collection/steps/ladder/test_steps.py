@@ -15,8 +15,8 @@ from tests.rare import rare
 HONEST = [
     ("convolutions", "channels_last"),
     ("attention", "accumulate"),
-    ("attention", "patched_compile"),
     ("custom", "amp"),
+    rare("attention", "patched_compile"),
     *(rare("convolutions", rung) for rung in ("float32", "amp_other_half", "checkpoint", "patched")),
     *(rare("attention", rung) for rung in ("foreach_optimizer", "fused_optimizer")),
     *(rare("custom", rung) for rung in ("float32", "patched")),

@@ -230,7 +230,7 @@ def test_it_has_the_harness_loaded_where_it_would_load_the_same_files(script, tm
 
 def test_it_has_read_the_files_of_the_harness(script):
     script.write_text(
-        "from harness import comments, source\nprint(comments.without_comments.cache_info().currsize > 99)"
+        "from harness import comments, source\nprint(comments.without_comments.cache_info().currsize > 30)"
     )
     assert ran([script]).stdout == "True\n"
     assert real(script).stdout == "False\n"

@@ -213,7 +213,6 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert [case for case, _ in log(tmp_path)] == [jobs[i].case.id for i in (0, 1, 1, 2)]
     assert run.header.finished
     assert watcher.plan == (3, 1)
-    # Now there is nothing left, and nothing starts.
     monkeypatch.setattr("harness.processes.team.Rank", None)
     assert run_jobs(tmp_path / "run", *jobs, resume=True, watcher=watcher) == run
     assert watcher.plan == (3, 3)

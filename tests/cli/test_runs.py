@@ -207,6 +207,7 @@ def test_report_writes_again_what_was_stored_and_names_what_is_lost(
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow  # test_runs_resumed.py has what is told, a test above what is resumed
 def test_a_run_is_gone_on_with_by_the_command_that_is_told(
     finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:

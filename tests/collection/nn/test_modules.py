@@ -18,7 +18,7 @@ RANKS = {"ddp", "fsdp"}
 """What tests of several ranks try."""
 
 
-# That a compiler takes the functions of all modules, test_support.py has.
+# That a compiler takes the functions of all modules, test_operators.py has.
 @pytest.mark.parametrize(
     ("name", "tried"),
     [

@@ -47,7 +47,9 @@ def test_a_graph_holds_the_whole_step_unless_the_host_must_ask(setup, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("rung", "training"), [*zip((*ASKING, FUSED), itertools.cycle(("resnet50_train", "bert_train", "swin_train")))]
+    ("rung", "training"),
+    [*zip((*ASKING, FUSED), itertools.cycle(("resnet50_train", "bert_train", "swin_train")))],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_steps_of_a_graph_are_the_steps(rung, setup, monkeypatch):
     graphs_of(monkeypatch)

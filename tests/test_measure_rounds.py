@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.measure import Sampler, measure
 from harness.measure import _judge_conditions as judge_conditions
 from harness.measure import _judge_samples as judge_samples
-from harness.measure import measure
 from harness.model import Case, Job, Measurement, Timing
 from harness.ops import Context, Launch, Tensors
 from harness.session import Session
@@ -66,6 +66,56 @@ def test_what_is_wrong_with_the_time_ends_the_case(monkeypatch, where):
     monkeypatch.setattr(f"harness.measure.{where}", lambda *_, **__: "part of it isn't in the time")
     found = run(FakeDevice([1e-6]))
     assert (found.status, found.error, found.samples) == ("wrong", "part of it isn't in the time", ())
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_what_was_replaced_ends_a_case_that_is_only_checked_too(monkeypatch, timed):
+    monkeypatch.setattr("harness.intact.replaced", lambda: "torch.mul was replaced")
+    job = Job(Case("twice", "ours", "float32", (("N", 1024),), device="cpu"), Timing(max_time=0.05))
+    found = measure(job, op(), FakeDevice([1e-6]), timed=timed)
+    assert (found.status, found.error, found.samples) == ("wrong", "torch.mul was replaced", ())
+
+
+def test_a_variant_that_changes_its_op_has_no_time(monkeypatch):
+    monkeypatch.setattr("harness.intact._watched", {})
+    sheet = op()
+
+    def prepare(_: Context) -> Launch:
+        sheet.tolerance = {"float32": (1.0, 1.0)}
+        return lambda t: torch.mul(t.x, 2, out=t.y)
+
+    sheet.variants.clear()
+    sheet.variant("ours", "is lenient", devices=("cpu",))(prepare)
+    found = run(FakeDevice([1e-6]), sheet)
+    assert found.status == "wrong"
+    assert found.error.startswith("op 'twice': 'tolerance' was changed while the case ran")
+
+
+@pytest.mark.parametrize("replaced", [None, "torch.isnan was replaced"])
+def test_a_result_that_is_wrong_for_extreme_values_has_no_time(monkeypatch, replaced):
+    """If a function was replaced, that is the reason."""
+    monkeypatch.setattr("harness.intact.replaced", lambda: replaced)
+    sheet = op()
+    sheet.variants.clear()
+    sheet.variant("ours", "is always finite", devices=("cpu",))(lambda _: lambda t: t.y.copy_(2 * t.x).nan_to_num_())
+    found = run(FakeDevice([1e-6]), sheet)
+    assert (found.status, found.samples) == ("wrong", ())
+    assert found.error == replaced or (not replaced and "elements are wrong" in found.error)
+
+
+def test_the_time_that_rounds_take_is_noted(monkeypatch, clock):
+    """What the host waits for new inputs is a part of it."""
+    monkeypatch.setattr("harness.measure.perf_counter", clock.perf_counter)
+    case = Case("twice", "ours", "float32", (("N", 1024),), device="cpu")
+    with Session(case, op(), FakeDevice([1e-6, 2e-6])) as session:
+        session.prepare()
+        sampler = Sampler(session, Timing())
+        assert (sampler.seconds, sampler.samples) == (0.0, [])
+        assert sampler.round(3) == [1e-6, 2e-6, 1e-6]
+        assert sampler.seconds == pytest.approx(6e-3)
+        sampler.round(1)
+        assert sampler.seconds == pytest.approx(12e-3)
+        assert sampler.samples == [1e-6, 2e-6, 1e-6, 1e-6]
 
 
 def test_figures_that_cost_more_calls_are_found_after_the_check_of_the_timed_calls(monkeypatch):

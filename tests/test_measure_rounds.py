@@ -12,8 +12,9 @@ import torch
 from harness.measure import Sampler, measure
 from harness.measure import _judge_conditions as judge_conditions
 from harness.measure import _judge_samples as judge_samples
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Tensors
+from harness.ranks import ALONE, Group
 from harness.session import Session
 from tests.test_measure import MIB, FakeDevice, FakeTime, op, run
 
@@ -131,6 +132,36 @@ def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
     session: Any = SimpleNamespace(group=SimpleNamespace(size=2), warn=lambda _code, text, _advice: told.append(text))
     judge_conditions(session, [[], ["power cap", "heat"]], 0)
     assert told == ["the device of rank 1 lowered its clocks: power cap, heat"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "elsewhere", "told"),
+    [
+        (0, 2, None, "2 other processes computed"),
+        (2, 0, None, "2 other processes computed"),
+        (1, 1, 3, "2 other processes computed"),  # each rank may have opened each device
+        (2, 1, 1, "1 other process computed"),
+        (1, 1, 1, ""),
+    ],
+)
+def test_other_processes_count_where_and_when_there_were_most(before, after, elsewhere, told):
+    """Before or after the samples, as any rank saw it. elsewhere: what the other of two ranks says."""
+    states = [Conditions(others=before), Conditions(others=after)]
+
+    class Shared(FakeDevice):
+        def conditions(self) -> Conditions:
+            return states.pop(0)
+
+    def gather(value: Any, _: float) -> list[Any]:
+        return [value, (None, elsewhere) if type(value[1]) is int else value]
+
+    world = 1 if elsewhere is None else 2
+    case = Case("twice", "ours", "float32", (("N", 1024),), device="cpu", world=world)
+    group = Group(0, 2, gather) if world > 1 else ALONE
+    found = measure(Job(case, Timing(max_time=0.05)), op(), Shared([1e-6]), group)
+    texts = [warning.message for warning in found.warnings if warning.code == "shared"]
+    assert texts == ([f"{told} on the device meanwhile"] if told else [])
+    assert states == []
 
 
 def test_types_of_operations_are_told_where_they_are_not_those_of_the_work():

@@ -125,6 +125,9 @@ def test_a_scenario_that_only_the_base_can_load_fails() -> None:
     assert (finding.severity, finding.case) == ("failure", None)
     assert "ci.yaml:3: op: no op is named 'prelu'" in finding.message
     assert finding.advice.startswith("main can load it")
+    problems = tuple(Problem(f"ci.yaml:{line}", "no") for line in range(1, 5))
+    [finding] = missing.judge(Evidence("main", (), (), broken=(Broken("ci.yaml", problems),)))
+    assert finding.message == "ci.yaml can't be loaded any more: ci.yaml:1: no; ci.yaml:2: no; ci.yaml:3: no"
 
 
 @pytest.mark.parametrize("kind", ["new", "control", "library", "unsupported", "none"])

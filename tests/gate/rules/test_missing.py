@@ -34,7 +34,7 @@ def judged(evidence: Evidence) -> list[Finding]:
         ([OK, WRONG], [], missing, "failure", "gone: main has it"),
         ([WRONG] * 2, [], missing, "failure", "gone: main has it, where it ended as wrong: off by 3"),
         ([], [OK] * 2, uncompared, "note", "new: main doesn't have it"),
-        ([], [UNSUPPORTED], uncompared, "note", "new"),
+        ([], [UNSUPPORTED], uncompared, "note", "new: main doesn't have it; ended as unsupported"),
         ([], [WRONG], wrong, "failure", "new: main doesn't have it; ended as wrong"),
         ([OK] * 2, [WRONG] * 2, wrong, "failure", "ended as wrong: off by 3; in main it was ok"),
         ([OK] * 2, [UNSUPPORTED] * 2, wrong, "failure", "ended as unsupported: off by 3; in main it was ok"),
@@ -173,6 +173,8 @@ def test_runs_of_one_process_each_give_one_finding(
     assert [finding.case for finding in found] == [bad, None]
     assert found[1].message == "558 cases have too few processes to decide (pairs: 0)"
     assert "--repeat" in found[1].advice
+    [two] = uncompared.judge(Evidence("main", (), tuple(short[:2])))
+    assert two.message == "2 cases have too few processes to decide (pairs: 0)"
 
 
 def test_the_same_code_needs_no_comparison() -> None:

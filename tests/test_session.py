@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 from harness import check
 from harness import session as session_module
 from harness.devices.cpu import Cpu
+from harness.errors import UsageError
 from harness.measure import measure
-from harness.model import Case, Job, Timing
+from harness.model import Case, Job, KernelFacts, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import Group
 from harness.session import EndedError, Session, bytes_needed
@@ -178,9 +180,26 @@ def test_a_group_of_another_size_is_refused():
         Session(CASE, op(), FakeDevice(), Group(0, 2))
 
 
+def test_a_case_that_is_not_one_of_the_op_s_is_refused():
+    with pytest.raises(UsageError, match="int8"):
+        Session(replace(CASE, dtype="int8"), op(), FakeDevice())
+
+
 def test_the_variant_says_how_it_is_timed_or_the_op():
     assert Session(CASE, op(timer="steady"), FakeDevice()).timer == "steady"
     assert Session(CASE, op(op_timer="host"), FakeDevice()).timer == "host"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_each_kernel_that_a_variant_loads_is_told_once(timed):
+    facts = [KernelFacts("twice", 16, 0, 0), KernelFacts("thrice", 24, 8, 1024)]
+
+    def prepare(ctx: Context) -> Launch:
+        ctx.kernels.extend([*facts, *facts])
+        return twice(ctx)
+
+    assert Session(CASE, op(), FakeDevice()).kernels == ()
+    assert measure(Job(CASE, Timing(max_time=0.01)), op(prepare), FakeDevice(), timed=timed).kernels == tuple(facts)
 
 
 def closing(*closers: Callable[[], object], fails: Exception | None = None) -> Op:

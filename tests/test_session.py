@@ -151,6 +151,21 @@ def test_an_obstacle_is_known_before_anything_is_made(options, device, status, t
     assert device.log == ["release"]
 
 
+def test_memory_that_is_just_enough_is_no_obstacle():
+    assert Session(CASE, op(), FakeDevice(free=bytes_needed(CASE, op()))).obstacle() is None
+    assert Session(CASE, op(), FakeDevice(free=bytes_needed(CASE, op()) - 1)).obstacle().status == "out_of_memory"
+
+
+def test_an_op_whose_results_nobody_checks_says_so():
+    sheet = op()
+    sheet.unchecked = "it is random"
+    with Session(CASE, sheet, FakeDevice()) as session:
+        session.prepare()
+        session.check()
+    [warning] = session.warnings
+    assert (warning.code, warning.message) == ("unchecked", "no result of this op is checked: it is random")
+
+
 def test_a_world_needs_as_many_devices():
     group = Group(0, 2, lambda value, _: [value, value])
     case = Case("twice", "ours", "float32", (("N", 1024),), world=2, device="cpu")

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from harness import check
-from harness import session as session_module
 from harness.devices.cpu import Cpu
 from harness.errors import UsageError
 from harness.measure import measure
@@ -349,55 +348,6 @@ def test_outputs_are_poisoned_before_the_call_that_is_checked():
         assert session.check() is None
         assert seen == [True, True]
         assert all(call.tensors.y.isnan().all() for call in session.rotation().calls[1:])
-
-
-def noting_addresses(seen: list[int], wrong: float = 0.0) -> Callable[[Context], Launch]:
-    """Doubles, and is off by a share where its input begins at an address that 16 doesn't divide."""
-
-    def prepare(_: Context) -> Launch:
-        def launch(t: Tensors) -> None:
-            seen.append(t.x.data_ptr() % 16)
-            torch.mul(t.x, 2 * (1 + wrong * (seen[-1] > 0)), out=t.y)
-
-        return launch
-
-    return prepare
-
-
-def test_a_call_on_unaligned_tensors_is_checked_where_that_is_asked_for():
-    seen: list[int] = []
-    sheet = op(noting_addresses(seen, wrong=0.5))
-    assert measure(Job(CASE, Timing(max_time=0.01)), sheet, FakeDevice()).status == "ok"
-    assert set(seen) == {0}
-    found = measure(Job(CASE), sheet, FakeDevice(), timed=False)
-    assert found.status == "wrong"
-    assert found.error.startswith("with tensors at addresses that 16 doesn't divide, y: 1024 of 1024 elements are ")
-    assert [name for name, _ in found.phases] == ["setup", "compile", "check", "unaligned"]
-    # By chance some numbers are rounded worse than the ones that were checked before.
-    assert measure(Job(CASE), op(noting_addresses(seen, wrong=4e-6)), FakeDevice(), timed=False).status == "ok"
-
-
-@pytest.mark.parametrize(("most", "called"), [(2 * 4096 - 1, False), (2 * 4096, True)])
-def test_no_call_on_unaligned_tensors_is_made_of_much_data(monkeypatch, most, called):
-    assert session_module._MOST_UNALIGNED == 64 * 2**20
-    monkeypatch.setattr(session_module, "_MOST_UNALIGNED", most)
-    seen: list[int] = []
-    with Session(CASE, op(noting_addresses(seen)), FakeDevice()) as session:
-        session.prepare()
-        assert session.check_unaligned() is None
-    assert seen == [0] + [4] * called
-
-
-@pytest.mark.parametrize(("name", "value"), [("unchecked", "it is random"), ("inputs", ())])
-def test_no_call_on_unaligned_tensors_is_made_where_none_tells_anything(name, value):
-    """Nothing is compared with the results of such an op, or its calls go on from the last one."""
-    calls: list[Tensors] = []
-    sheet = op(lambda _: calls.append)
-    setattr(sheet, name, value)
-    with Session(CASE, sheet, FakeDevice()) as session:
-        session.prepare()
-        assert session.check_unaligned() is None
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,9 @@ def test_buffers_are_gone_before_memory_is_given_back(after):
 def test_bytes_needed():
     """x to compare with, two sets of x and y, and y in double precision: all of them are there during the check."""
     assert bytes_needed(CASE, op()) == 4096 + 2 * 2 * 4096 + 8192
+    unreferenced = op()
+    unreferenced.reference = None
+    assert bytes_needed(CASE, unreferenced) == 4096 + 2 * 2 * 4096
 
 
 def test_what_makes_its_own_outputs_is_checked_in_poisoned_memory(monkeypatch):
@@ -368,6 +371,7 @@ def test_sets_take_most_of_the_memory_and_a_warning_tells_where_it_does_not_do(f
     texts = [warning.message for warning in session.warnings if warning.code == "few-sets"]
     wanted = f"only {sets} of the 64 sets of buffers that would be larger than the cache are used"
     assert texts == [wanted] * warned
+    assert all(warning.advice == "free memory on the device" for warning in session.warnings)
 
 
 def test_all_ranks_have_as_many_sets_as_the_rank_with_the_least_memory():

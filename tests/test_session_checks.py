@@ -191,3 +191,64 @@ def test_a_context_that_a_variant_has_changed_ends_the_case(name, value):
         with pytest.raises(EndedError, match="the context has another op or another case") as caught:
             session.check()
         assert caught.value.status == "wrong"
+
+
+def test_a_call_has_done_its_work_before_it_is_judged():
+    told: list[str] = []
+
+    class Noting(FakeDevice):
+        def synchronize(self) -> None:
+            told.append("wait")
+
+    def prepare(_: Context) -> Launch:
+        return lambda t: told.append("call") or torch.mul(t.x, 2, out=t.y)
+
+    with Session(CASE, op(prepare), Noting()) as session:
+        session.prepare()
+        assert session.check() is None
+    assert told == ["call", "wait", "call", "wait"]
+
+
+def test_ranks_wait_for_each_other_at_the_end_of_each_step():
+    told: list[Any] = []
+    group = Group(0, 2, lambda value, _: told.append(value) or [value, value])
+    with Session(replace(CASE, world=2), op(), FakeDevice(count=2), group) as session, session.phase("setup"):
+        told.append("step")
+    assert told == ["step", (None, None)]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("no"), torch.OutOfMemoryError("no room")])
+def test_an_error_that_other_ranks_cannot_be_told_of_is_raised_all_the_same(error):
+    def gather(*_: object) -> list[Any]:
+        raise TimeoutError("another rank sent nothing within 3 s")
+
+    session = Session(replace(CASE, world=2), op(), FakeDevice(count=2), Group(0, 2, gather))
+    is_known = isinstance(error, torch.OutOfMemoryError)
+    with pytest.raises(EndedError if is_known else ZeroDivisionError) as caught, session.phase("setup"):
+        raise error
+    if is_known:
+        assert (caught.value.status, caught.value.text) == ("out_of_memory", "no room")
+    else:
+        assert caught.value.__notes__ == ["the other ranks weren't told: another rank sent nothing within 3 s"]
+
+
+def test_two_sets_are_few_where_the_cache_holds_one_and_memory_takes_no_other():
+    device = FakeDevice()
+    device.cache_bytes = 2**10
+    with Session(CASE, op(), device) as session:
+        session.prepare()
+        device.free = 5000
+        assert len(session.rotation().calls) == 1
+    [warning] = session.warnings
+    assert warning.message.startswith("only 1 of the 2 sets of buffers")
+
+
+def test_where_the_most_sets_are_too_few_more_memory_is_no_advice(monkeypatch):
+    monkeypatch.setattr("harness.session._MOST_SETS", 8)
+    device = FakeDevice()
+    device.cache_bytes = 2**17
+    with Session(CASE, op(), device) as session:
+        session.prepare()
+        assert len(session.rotation().calls) == 8
+    [warning] = session.warnings
+    assert warning.advice == "take a larger shape, or say 'cache: hot'"

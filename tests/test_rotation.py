@@ -233,3 +233,17 @@ def test_sets_are_renewed_at_first_and_then_in_a_twentieth_of_the_time(monkeypat
         renewal.due()
     assert renewed == [100.0, 104.1, 106.1]
     assert device.waits == 3
+
+
+def test_values_that_lie_in_the_memory_that_they_are_copied_to_are_copied_before():
+    for shape in ((8,), (3, 3)):
+        memory = torch.arange(100.0)
+        size = torch.Size(shape).numel()
+        source, target = memory[:size].view(shape), memory[1 : size + 1].view(shape)
+        wanted = source.clone()
+        rotation_module._copy([(source, target)])
+        assert torch.equal(target, wanted)
+    square = torch.arange(9.0).view(3, 3)
+    wanted = square.T.clone()
+    rotation_module._copy([(square.T, square)])
+    assert torch.equal(square, wanted)

@@ -252,3 +252,25 @@ def test_where_the_most_sets_are_too_few_more_memory_is_no_advice(monkeypatch):
         assert len(session.rotation().calls) == 8
     [warning] = session.warnings
     assert warning.advice == "take a larger shape, or say 'cache: hot'"
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_inputs_of_another_form_than_the_op_s_must_stay_as_they_are_too(spoils):
+    """What is watched is what the variant made of the op's inputs."""
+
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            torch.mul(t.x.float(), 2, out=t.y)
+            if spoils:
+                t.x.zero_()
+
+        return launch
+
+    def encode(_: Context, t: Tensors) -> dict[str, Any]:
+        return {"x": t.x.double()}
+
+    with Session(CASE, op(prepare, encode=encode), FakeDevice()) as session:
+        session.prepare()
+        found = session.check()
+    assert (found is None) == (not spoils)
+    assert found is None or found.startswith("the input x was changed")

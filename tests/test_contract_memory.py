@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harness.contract import _Region, _shared, same
+from harness.contract import _is_dense, _Region, _shared, same
 from harness.ops import comparer
 
 MEMORY = torch.arange(64, dtype=torch.float32)
@@ -32,6 +32,21 @@ def test_inputs_may_share_memory_and_neighbours_share_none() -> None:
     assert shared(MEMORY, MEMORY, MEMORY.clone(), inputs=2) is None
     assert shared(MEMORY[:32], MEMORY[32:]) is None
     assert shared(MEMORY[32:], MEMORY[:32]) is None
+
+
+def test_bytes_inside_of_an_element_count() -> None:
+    inner = MEMORY.view(torch.uint8)[4 * 5 + 1 : 4 * 5 + 3]
+    assert shared(MEMORY, inner) is not None
+    assert shared(inner, MEMORY) is not None
+    assert shared(MEMORY[:5], inner) is None
+
+
+def test_a_list_with_a_sparse_tensor_is_not_watched() -> None:
+    assert _is_dense(MEMORY)
+    assert _is_dense([MEMORY, MEMORY])
+    for other in (MEMORY.to_sparse(), None, 3):
+        assert not _is_dense(other)
+        assert not _is_dense([MEMORY, other])
 
 
 def test_the_first_and_the_last_of_several_outputs_are_looked_at() -> None:

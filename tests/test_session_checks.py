@@ -274,3 +274,29 @@ def test_inputs_of_another_form_than_the_op_s_must_stay_as_they_are_too(spoils):
         found = session.check()
     assert (found is None) == (not spoils)
     assert found is None or found.startswith("the input x was changed")
+
+
+class Own(torch.Tensor):
+    """A subclass, which might compute when it is read."""
+
+
+def with_attributes(y: torch.Tensor, **attributes: object) -> torch.Tensor:
+    vars(y).update(attributes)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda y: y.as_subclass(Own), "y is a Own: a subclass of Tensor may compute later"),
+        (lambda y: torch.nn.Parameter(y, requires_grad=False), None),
+        (lambda y: with_attributes(y, tolist=list), "y has a 'tolist' of its own, which may compute later"),
+        (lambda y: with_attributes(y, made_by=print, T=3, note="fast"), None),
+    ],
+)
+def test_an_output_is_a_plain_tensor_with_the_functions_of_one(make, said):
+    with Session(CASE, op(lambda _: lambda t: make(t.x * 2), returns=True), FakeDevice()) as session:
+        session.prepare()
+        found = session.check()
+    assert (found or "").startswith(said or "")
+    assert (found is None) == (said is None)

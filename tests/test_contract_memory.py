@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from harness.contract import _is_dense, _Region, _shared, same
-from harness.ops import comparer
+from harness.contract import _faults, _is_dense, _Region, _shared, same
+from harness.ops import Tensor, comparer
 
 MEMORY = torch.arange(64, dtype=torch.float32)
 
@@ -39,6 +41,15 @@ def test_bytes_inside_of_an_element_count() -> None:
     assert shared(MEMORY, inner) is not None
     assert shared(inner, MEMORY) is not None
     assert shared(MEMORY[:5], inner) is None
+
+
+@pytest.mark.parametrize("one", [(3, 1), (1, 4), (1, 1)])
+def test_an_output_that_is_expanded_in_any_dimension_has_elements_in_one_place(one: tuple[int, int]) -> None:
+    ctx: Any = SimpleNamespace(case=SimpleNamespace(dtype="float32"), device=torch.device("cpu"))
+    declared = Tensor("y", ("M", "N"))
+    assert list(_faults(ctx, declared, "y", (3, 4), torch.zeros(3, 4))) == []
+    [found] = _faults(ctx, declared, "y", (3, 4), torch.zeros(one).expand(3, 4))
+    assert found.startswith("y has several elements in one place of memory")
 
 
 def test_a_list_with_a_sparse_tensor_is_not_watched() -> None:

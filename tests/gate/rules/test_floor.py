@@ -154,6 +154,28 @@ def test_a_case_on_one_device_has_no_scaling_efficiency(judge: Judge) -> None:
     )
 
 
+def test_a_floor_of_scaling_whose_case_on_one_device_only_leaves_out_is_a_note(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    alone, four = case(), replace(case(), world=4)
+    floor_ = Expectation("tuned", "efficiency", 0.5, where="*/world=4")
+    scenario = Scenario("prelu", "PReLU", "prelu", (alone.id, four.id), expect=(floor_,))
+    cases = (evidence(of=four, now=(measured(of=four, work=Work(items=1000)),)),)
+    [left_out] = floor.judge(Evidence("main", (scenario,), cases, asked=(scenario,)))
+    [unknown] = floor.judge(Evidence("main", (scenario,), cases))
+    assert (left_out.severity, unknown.severity) == ("note", "undecided")
+
+
+def test_a_floor_that_one_process_with_a_time_cannot_check_is_undecided(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    tuned, floor_ = case("tuned"), Expectation("tuned", "of_ceiling", 0.9)
+    scenario = Scenario("prelu", "PReLU", "prelu", (tuned.id,), expect=(floor_,))
+    now = (measured(of=tuned), measured(of=tuned, status="crashed"))
+    [finding] = floor.judge(Evidence("main", (scenario,), (evidence(of=tuned, now=now),)))
+    assert finding.severity == "undecided"
+
+
 def test_a_case_that_was_not_measured_now_is_left_to_another_rule(
     case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
 ) -> None:

@@ -98,3 +98,15 @@ def test_data_lie_in_a_cache_if_less_than_half_comes_through_memory(
     assert known.in_cache(known.kernels[0]) == resident
     assert parted(known, 0.5, 0.5).resident is None
     assert without(known, "written_bytes").resident is None
+
+
+def test_memory_is_active_for_a_share_of_the_time_where_nobody_counted_bytes(copying: Copying) -> None:
+    known = without(copying(dram_active=0.3), "read_bytes")
+    assert known.streaming(known.kernels[0]) == pytest.approx(0.3 * known.time)
+
+
+def test_a_kernel_is_told_with_its_share_where_there_are_several(copying: Copying) -> None:
+    known = copying()
+    assert known.label(known.kernels[0]) == "copy"
+    two = parted(known, 0.6, 0.4)
+    assert [two.label(kernel) for kernel in two.kernels] == ["copy (60% of the time)", "copy (40% of the time)"]

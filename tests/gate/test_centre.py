@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy  # which imports scipy.stats, a second's work, where it is used
 
+from harness import stats
 from harness.gate.centre import LEAST_TRIMMED, Centre, TrimmedMean
 from harness.stats import Mean
 
@@ -53,6 +54,15 @@ def test_either_mean_decides_at_half_of_the_level(scale: float) -> None:
     best = mean if mean.error < trimmed.error else trimmed
     assert (found.value, found.best.error) == (best.value, best.error)
     assert found.p_below(min(mean.value, trimmed.value) - 100 * max(mean.error, trimmed.error)) == 1.0
+
+
+def test_values_that_show_the_side_of_a_limit_are_counted_by_the_better_mean_at_half_of_the_level() -> None:
+    found = Centre.of(np.random.default_rng(3).normal(0, 1, 30).tolist())
+    deviation = found.best.deviation
+    wanted = stats.count_to_tell(deviation, deviation / 4, 0.025, 0.9, 640)
+    assert wanted < stats.count_to_tell(deviation, deviation / 4, 0.02, 0.9, 640) < 640
+    for limit in (found.value - deviation / 4, found.value + deviation / 4):
+        assert found.count_to_tell(limit, 0.05, 0.9, 640) == wanted
 
 
 def test_few_values_have_their_mean_at_the_whole_level() -> None:

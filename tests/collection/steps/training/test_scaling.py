@@ -294,8 +294,9 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch,
         loss_of_step=lambda: torch.tensor(float(next(made))),
         scaler=SimpleNamespace(is_enabled=lambda: False),
     )
-    monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
-    monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
+    later: list[object] = []
+    monkeypatch.setattr(_scaling, "trainer_as_asked", lambda _ctx, _way, _rung, off: off.fill_(0.25) and trainer)
+    monkeypatch.setattr(_scaling, "report_later", lambda *given: later.append(given[2]))
     monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
     told: dict[str, float] = {}
     ctx: Any = SimpleNamespace(
@@ -311,7 +312,7 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch,
     for _ in range(2):
         launch(seen)
     assert seen.losses.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
-    assert float(seen.weights) == 7
+    assert (float(seen.weights), float(seen.off), later) == (7, 0.25, [trainer])
     launch(seen)
     assert seen.losses.tolist()[-1] == 11
     assert told == ({TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens} if model == "bert_toy" else {})

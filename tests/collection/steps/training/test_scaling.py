@@ -94,8 +94,7 @@ def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, 
         assert refused
         asked = case("swin_scaling", name, world)
         assert refused(asked) is None
-        compiled = replace(asked, choices=(("model", "swin_toy"), ("step", "compile")))
-        assert "give step: eager" in str(refused(compiled))
+        assert "give step: eager" in str(refused(stepping(asked, "compile")))
 
 
 def test_a_llama_trains_in_more_ways(catalogue: Catalogue) -> None:
@@ -127,6 +126,7 @@ def test_weights_are_in_parts_where_the_way_says_so(
     setup: Any = SimpleNamespace(device=torch.device("cpu"))
     found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
     assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
+    assert _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1) is False
 
 
 def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:

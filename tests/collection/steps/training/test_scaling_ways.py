@@ -37,3 +37,50 @@ def test_gradients_are_averaged_by_torch_or_by_us_or_not_at_all(
     monkeypatch.setattr("harness.collection.steps.training._ranks.process_group", lambda _backend: None)
     made: Any = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, world)
     assert (made.wrapped, isinstance(made.mean, FlatMean), told) == (wrapped, averages, [] if syncs else ["never"])
+
+
+@pytest.mark.parametrize("seed", [5, 3_000_000_000, 2**32 - 1])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_all_ranks_begin_with_the_same_weights_and_have_data_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, seed: int, rank: int
+) -> None:
+    """The inputs' seed is different on each rank."""
+    monkeypatch.setattr(_scaling, "asked_of", lambda _: {})
+    ctx: Any = SimpleNamespace(
+        s=SimpleNamespace(model="bert_toy", B=3),
+        group=SimpleNamespace(rank=rank),
+        generator=torch.Generator().manual_seed(seed + rank),
+        device=torch.device("cpu"),
+        dtype=torch.float16,
+        case=None,
+    )
+    found = _scaling.setup_of(ctx)
+    assert (found.seed, found.shard) == (seed, rank)
+
+
+@pytest.mark.parametrize(
+    ("device", "world", "name", "told"),
+    [
+        ("cuda", 2, "ddp", ["a step"]),
+        ("cuda", 2, "after", ["a step"]),
+        ("cuda", 2, "no_sync", []),
+        ("cuda", 1, "ddp", []),
+        ("cpu", 2, "ddp", []),
+    ],
+)
+def test_what_ranks_send_is_traced_afterwards_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, device: str, world: int, name: str, told: list[str]
+) -> None:
+    traced: list[object] = []
+    later: list[Any] = []
+    monkeypatch.setattr(_scaling, "report_trace", lambda _, step: traced.append(step))
+    ctx: Any = SimpleNamespace(
+        device=SimpleNamespace(type=device), group=SimpleNamespace(size=world), afterwards=later.append
+    )
+    trainer: Any = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: False))
+    step: Any = "a step"
+    _scaling.report_later(ctx, _scaling.way_of(name), trainer, step)
+    assert traced == []
+    for call in later:
+        call()
+    assert traced == told

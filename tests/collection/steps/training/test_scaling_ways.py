@@ -84,3 +84,9 @@ def test_what_ranks_send_is_traced_afterwards_on_gpus(
     for call in later:
         call()
     assert traced == told
+
+
+@pytest.mark.parametrize(("sums", "apart"), [([7.0], 0), ([7.0] * 3, 0), ([7.0, 7.0, 7.1], 1), ([7.1, 7.0, 7.0], 1)])
+def test_weights_of_all_ranks_are_the_same_also_where_there_is_one(sums: list[float], apart: int) -> None:
+    assert len(list(_scaling._apart(_scaling.way_of("ddp"), sums, "10 steps"))) == apart
+    assert not list(_scaling._apart(_scaling.way_of("replicas"), sums, "10 steps"))

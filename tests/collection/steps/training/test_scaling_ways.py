@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +12,9 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _scaling
-from harness.collection.steps.training._ranks import FlatMean
+from harness.collection.steps.training._ranks import FlatMean, host_mean
 from harness.collection.steps.training._rungs import FLOAT32
+from harness.collection.steps.training._trainer import Setup
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,51 @@ def test_what_ranks_send_is_traced_afterwards_on_gpus(
 def test_weights_of_all_ranks_are_the_same_also_where_there_is_one(sums: list[float], apart: int) -> None:
     assert len(list(_scaling._apart(_scaling.way_of("ddp"), sums, "10 steps"))) == apart
     assert not list(_scaling._apart(_scaling.way_of("replicas"), sums, "10 steps"))
+
+
+SETUP = Setup("bert_toy", 4, 5, torch.device("cpu"), torch.float16, layout="nhwc", shard=1)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), ("cuda", torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "world", "synced"),
+    [("ddp", 2, True), ("ddp", 1, False), ("after", 2, True), ("no_sync", 2, False), ("replicas", 2, False)],
+)
+def test_the_reference_trains_in_plain_precision_with_the_ranks_that_the_way_averages_over(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, name: str, world: int, synced: bool
+) -> None:
+    asked: list[tuple[Setup, bool]] = []
+    monkeypatch.setattr(_scaling, "setup_of", lambda _: SETUP)
+    monkeypatch.setattr(_scaling, "_reference_losses", lambda *given: asked.append(given) or (1.0,))
+    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), group=SimpleNamespace(size=world))
+    assert _scaling.reference_losses(ctx, _scaling.way_of(name)) == (1.0,)
+    assert asked == [(replace(SETUP, dtype=dtype, layout="nchw"), synced)]
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, synced: bool
+) -> None:
+    told: list[Any] = []
+
+    @contextmanager
+    def math_modes(*, tf32: bool) -> Iterator[None]:
+        told.append(tf32)
+        yield
+        told.append("over")
+
+    def trainer(rung: object, setup: Setup, **given: Any) -> Any:
+        told.append((rung, setup, given))
+        losses = iter(range(100))
+        return SimpleNamespace(model="a model", loss_of_step=lambda: torch.tensor(float(next(losses))))
+
+    monkeypatch.setattr(_scaling, "math_modes", math_modes)
+    monkeypatch.setattr(_scaling, "RankTrainer", trainer)
+    monkeypatch.setattr(_scaling, "keep_little", told.append)
+    assert _scaling._reference_losses.__wrapped__(SETUP, synced) == tuple(range(10))
+    given = {"wrapped": False, "mean": host_mean if synced else None}
+    assert told == [False, (FLOAT32, SETUP, given), "a model", "over"]
+
+
+def test_losses_are_told_with_three_decimals() -> None:
+    assert _scaling._written([2.0, 1.23456]) == "2.000 1.235"

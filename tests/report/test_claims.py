@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from harness.metrics import METRICS
 from harness.model import Claim, Measurement, Run, Traffic
+from harness.report.bounded import Bounded
 from harness.report.claim_tables import claimed, explained, notes, table
 from harness.report.claim_tables import measured as shown
-from harness.report.claims import Comparison, comparisons
+from harness.report.claims import Comparison, Found, comparisons
 from harness.report.text import cell
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
@@ -131,3 +134,26 @@ def test_only_words_that_the_table_has_are_explained(compared: Callable[[Claim],
     told = list(explained([plain], "a GPU"))
     assert told[0] == "What the texts say about their hardware, beside what was found here on a GPU."
     assert [text.split(":")[0] for text in told[1:]] == ["No figure", "Interval", "Over one process"]
+
+
+@pytest.mark.parametrize(
+    ("found", "bounds", "is_by_counters", "verdict"),
+    [
+        ((), None, False, None),
+        ((("agrees", 0.9, 1.2, None), ("agrees", 0.8, 1.1, None)), (0.8, 1.2), False, "agrees"),
+        ((("agrees", 0.9, 1.2, None), ("agrees", None, None, None)), None, False, "agrees"),
+        ((("agrees", 0.9, 1.2, 1.0), ("can't tell", 0.9, 1.2, None)), (0.9, 1.2), True, "can't tell"),
+        (((None, 0.9, 1.2, None), ("agrees", 0.9, 1.2, None)), (0.9, 1.2), False, None),
+    ],
+)
+def test_what_cases_tell_together(
+    found: tuple[tuple[Any, ...], ...],
+    bounds: tuple[float, float] | None,
+    is_by_counters: bool,
+    verdict: str | None,
+) -> None:
+    """An interval and a verdict are of all cases, or there is none; a single case with counters is enough."""
+    every = tuple(Found(Bounded(1.0, low, high, "samples", 1), told, (), count) for told, low, high, count in found)
+    claim = Claim("R1", "tuned", "speedup", 1.5, "V100", "eager")
+    comparison = Comparison(claim, METRICS["speedup"], "eager", every, len(every))
+    assert (comparison.bounds, comparison.is_by_counters, comparison.verdict) == (bounds, is_by_counters, verdict)

@@ -74,6 +74,12 @@ def test_several_cases_give_their_median_and_range(answer: Callable[[Claim], tup
     assert answer(Claim("R1", "tuned", "speedup", 2, "V100"))[1] == "2.50x (2.00x to 3.00x, 2 cases)"
 
 
+def test_the_cases_that_a_figure_is_made_of_are_known(compared: Callable[[Claim], Comparison]) -> None:
+    for metric, variants in (("speedup", ["tuned", "eager"]), ("time", ["tuned"])):
+        found = compared(Claim("R1", "tuned", metric, None, "V100", where="*/N1048576")).found
+        assert [[line.case.variant for line in one.lines] for one in found] == [variants]
+
+
 def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], tuple[str, str]]) -> None:
     assert answer(Claim("R1", "slow", "of_ceiling", 1, "V100"))[1] == "25.0%"
 
@@ -90,6 +96,10 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
         ),
         (Claim("R1", "tuned", "efficiency", 2, "V100"), "what it is compared with wasn't measured"),
         (Claim("R1", "tuned", "items", 2, "V100"), "'tuned' has no items a second"),
+        (
+            Claim("R1", "tuned", "instructions", None, "V100", over="eager"),
+            "counters of both are needed, which 'harness profile ncu' finds",
+        ),
         (
             Claim("R1", "tuned", "per_joule", 2, "V100"),
             "there is no metric named 'per_joule'; name the file of the op that adds it, with --ops",

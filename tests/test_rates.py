@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness import rates
-from harness.model import Bound, KernelFacts, Limits, Traffic, Work
-from harness.subject import Subject
+from harness.model import Bound, Case, KernelFacts, Limits, Measurement, Traffic, Work
+from harness.subject import Subject, interval
 
 BASE = Subject(4.0, Work(600, 400, items=8), traffic=Traffic(150, 50), facts={"kept": 8.0}, interval=(3.0, 5.0))
 ONE = Subject(2.0, BASE.work, traffic=Traffic(60, 40), facts={"kept": 2.0}, interval=(1.0, 2.5), over=BASE)
@@ -88,3 +88,14 @@ def test_what_binds_a_subject(bound: Bound | None, by_compute: bool) -> None:
     assert one.best == (1.0 if bound else None)
     assert (Subject(1.0).state, replace(one, settled=True).state, Subject(1.0).world) == ("burst", "settled", 1)
     assert not replace(one, limits=Limits()).beyond_memory
+
+
+def test_the_interval_of_two_processes_holds_both_medians_however_few_their_samples() -> None:
+    case = Case("op", "tuned", "float16", (("N", 8),))
+    one, other, failed = (
+        Measurement(case, status, samples)
+        for status, samples in (("ok", (1.0, 2.0, 3.0)), ("ok", (4.0,)), ("wrong", ()))
+    )
+    assert interval([one, other]) == interval([one, failed, other]) == (2.0, 4.0)
+    assert interval([one]) is interval([one, failed]) is None
+    assert interval([replace(one, samples=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)), other]) == (1.0, 6.0)

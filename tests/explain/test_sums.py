@@ -1,0 +1,87 @@
+"""What rules say: faults beside healthy kernels, and sums against sums done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from harness.explain import Known, Reason, all_rules
+from harness.explain.rules import bytes as rule_of_bytes
+from harness.model import ComputePoint, Traffic, Work
+
+D = 2**29
+WARPS = 2**20
+BEST = 2 * D / 4e12
+BUSY = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
+OF_A_KERNEL = (
+    "stride_32", "stride_2", "eight_a_thread", "divisions", "full_pipe", "local_array", "registers", "small_blocks",
+    "narrow", "one_block", "tail", "uneven", "conflicts", "barriers", "product", "dependent", "shallow_pipeline",
+    "atomics", "many_barriers", "branches", "divergent", "doubles", "lsu_pipe",
+)  # fmt: skip
+
+
+def told(reasons: Iterable[Reason]) -> str:
+    return "\n".join(line for reason in reasons for line in (reason.verdict, *reason.sums))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", OF_A_KERNEL)
+def test_a_fault_beside_a_healthy_kernel_is_found_whichever_runs_first(
+    name: str, is_first: bool, faulty: Callable[[str], Known], right: dict[str, str], copying: Callable[..., Known]
+) -> None:
+    known = faulty(name)
+    [bad] = known.kernels
+    [good] = copying(time=BEST).kernels
+    both = [replace(bad, share=0.5), replace(good, share=0.5)]
+    two = replace(known, time=known.time + BEST, kernels=tuple(both if is_first else reversed(both)))
+    [reason] = all_rules()[right[name]].judge(two)
+    assert bad.name in told([reason])
+
+
+def test_bytes_beyond_need_by_hand(copying: Callable[..., Known], uncounted: Callable[..., Known]) -> None:
+    judge = all_rules()["bytes"].judge
+    text = told(judge(copying(read_bytes=2 * D, written_bytes=0.5 * D)))
+    assert "it moves 1.50 times the bytes that the op needs, by counters" in text
+    assert "written 268.4 MB by counters, needed 536.9 MB, so that the L2 keeps the rest" in text
+    assert "(1.074 GB needed + 536.9 MB beyond need) / 1.074 GB = 1.50" in text
+    assert "keeps the rest" not in told(judge(copying(read_bytes=2 * D)))
+    by_count = told(judge(uncounted(traffic=Traffic(2 * D, D // 2))))
+    assert "by count" in by_count
+    assert "keeps the rest" not in by_count, "nobody has seen what memory gets"
+
+
+def test_bytes_beyond_need_are_reads_and_writes_each_for_themselves(copying: Callable[..., Known]) -> None:
+    beyond = rule_of_bytes.beyond
+    assert beyond(copying(read_bytes=1.5 * D, written_bytes=0.5 * D)) == 1.25
+    assert beyond(copying(read_bytes=0.5 * D, written_bytes=1.5 * D)) == 1.25
+    assert beyond(copying(read_bytes=0.5 * D)) == 1.0
+    assert beyond(copying(work=Work())) == 1.0
+
+
+def test_atomics_without_figures_of_slices_say_nothing_of_them(copying: Callable[..., Known]) -> None:
+    judge = all_rules()["atomics"].judge
+    counted = BUSY | {"atomic_requests": 9 * WARPS}
+    assert "slice of the L2" not in told(judge(copying(**counted)))
+    spread = {"atomic_sectors_mean": 10.0, "atomic_sectors_most": 41.0}
+    assert "in place, at a few addresses, while" in told(judge(copying(**counted, **spread)))
+
+
+def test_barriers_without_a_figure_of_waits(copying: Callable[..., Known]) -> None:
+    known = copying(**BUSY, pipe_adu=0.9, stall_barrier=0.5)
+    assert "warps wait at barriers in 50% of their time" in told(all_rules()["barriers"].judge(known))
+
+
+@pytest.mark.parametrize(("time", "times"), [(2.6 * BEST, 2.5), (4 * BEST, 1.0)])
+def test_bytes_beyond_need_matter_beside_operations_if_they_take_most_of_the_time(
+    uncounted: Callable[..., Known], time: float, times: float
+) -> None:
+    """Operations take twice the time of the bytes needed at best; a stream of the bytes that are moved 2.5 times."""
+    streams = uncounted().subject.limits
+    assert streams
+    limits = replace(streams, compute=(ComputePoint("float16", 8, 8, 8, 8e14, "library"),))
+    work = Work(D, D, (("float16", round(2 * BEST * 8e14)),))
+    known = uncounted(time, work, limits=limits, traffic=Traffic(4 * D, D))
+    assert known.subject.bound_by_compute
+    assert rule_of_bytes.beyond(known) == pytest.approx(times)

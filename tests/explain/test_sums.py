@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.explain import Known, Reason, all_rules
 from harness.explain.rules import bytes as rule_of_bytes
+from harness.explain.rules.coalescing import _Side, _sides
 from harness.model import ComputePoint, Traffic, Work
 
 D = 2**29
@@ -85,3 +87,64 @@ def test_bytes_beyond_need_matter_beside_operations_if_they_take_most_of_the_tim
     known = uncounted(time, work, limits=limits, traffic=Traffic(4 * D, D))
     assert known.subject.bound_by_compute
     assert rule_of_bytes.beyond(known) == pytest.approx(times)
+
+
+def loads(sectors: float, **known: float | None) -> _Side:
+    """Loads of so many sectors a request; nothing else is known of them unless it is given."""
+    asked: dict[str, Any] = {"moved": None, "need": 0, "other": 0.0, "widest": 16, "used": None, **known}
+    return _Side("load", 1.0, sectors, **asked)
+
+
+@pytest.mark.parametrize(
+    ("side", "ideal"),
+    [
+        # By the share of the bytes of sectors that lanes use.
+        (loads(8.0, used=0.5), 4.0),
+        (loads(4.0, used=0.5), 2.0),
+        (loads(3.9, used=0.5), None),
+        (loads(32.0, used=0.8), None),
+        # More than any coalesced access has: as the other side has, or as are needed, from 4 to 16.
+        (loads(20.0), None),
+        (loads(21.0), 4.0),
+        (loads(21.0, other=8.0), 8.0),
+        (loads(21.0, need=32 * 12), 12.0),
+        (loads(24.0, need=32 * 20), 16.0),
+        (loads(41.0, widest=32), None),
+        (loads(42.0, widest=32, other=32.0), 32.0),
+        # Wasted only where memory gives more than needed, too; packs of 16 bytes are read twice.
+        (loads(9.0, need=32 * 8, moved=32 * 16), None),
+        (loads(11.0, need=32 * 8, moved=32 * 16), 8.0),
+        (loads(11.0, need=32 * 8, moved=32 * 10), None),
+        (loads(11.0, need=32 * 8), None),
+        (loads(16.4, need=32 * 8, moved=32 * 16), None),
+        (loads(15.4, need=32 * 8, moved=32 * 16), 8.0),
+        (loads(32.0, need=32 * 8, moved=32 * 16, widest=32), None),
+    ],
+)
+def test_sectors_that_would_do(side: _Side, ideal: float | None) -> None:
+    assert side.ideal == ideal
+
+
+def test_packs_of_eight_bytes_are_doubtful() -> None:
+    sectors = {7.4: False, 7.6: True, 8.4: True, 8.6: False}
+    assert {each: loads(each).doubtful for each in sectors} == sectors
+    assert not loads(8.0, used=0.5).doubtful
+
+
+@pytest.mark.parametrize(
+    ("counted", "others"),
+    [
+        ({"load": 16, "store": 4}, {"load": 4.0, "store": 16.0}),
+        ({"load": 20, "store": 4}, {"load": 4.0, "store": 0.0}),
+        ({"load": 4}, {"load": 0.0}),
+    ],
+)
+def test_loads_and_stores_are_compared_as_far_as_the_other_side_is_coalesced(
+    copying: Callable[..., Known], counted: dict[str, int], others: dict[str, float]
+) -> None:
+    requests = {"load": 100.0, "store": 200.0}
+    values = {"load_requests": 0.0, "store_requests": 0.0}
+    for name, each in counted.items():
+        values |= {f"{name}_requests": requests[name], f"{name}_sectors": requests[name] * each}
+    known = copying(**values)
+    assert {side.name: side.other for side in _sides(known, known.kernels[0])} == others

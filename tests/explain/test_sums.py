@@ -148,3 +148,38 @@ def test_loads_and_stores_are_compared_as_far_as_the_other_side_is_coalesced(
         values |= {f"{name}_requests": requests[name], f"{name}_sectors": requests[name] * each}
     known = copying(**values)
     assert {side.name: side.other for side in _sides(known, known.kernels[0])} == others
+
+
+def beside(known: Known) -> Known:
+    """The same kernel beside a second one like it."""
+    [kernel] = known.kernels
+    half = replace(kernel, share=0.5, seconds=known.time / 2)
+    return replace(known, kernels=(half, half))
+
+
+def test_what_coalescing_is_held_to_is_told(faulty: Callable[[str], Known], copying: Callable[..., Known]) -> None:
+    judge = all_rules()["coalescing"].judge
+    assert "lanes use 16.0 of 32 bytes of a sector, so 4.0 sectors would do" in told(judge(faulty("stride_2")))
+    alone = faulty("stride_32")
+    wanted = "ideal 4.0: as needed or as stores have, 4 (4 bytes a lane) to 16 sectors"
+    assert wanted in told(judge(alone))
+    assert "ideal 4.0: as stores have, at least 4 (4 bytes a lane)" in told(judge(beside(alone)))
+    # Of several kernels nobody knows what each needs.
+    wasting = copying(read_bytes=2 * D, load_requests=2 * WARPS, load_sectors=24 * WARPS, store_requests=0)
+    assert len(list(judge(wasting))) == 1
+    assert list(judge(beside(wasting))) == []
+
+
+def test_one_side_that_is_surely_uncoalesced_is_enough(copying: Callable[..., Known]) -> None:
+    """Loads of 8 sectors may be packs that are read twice; stores of 32 sectors can't be."""
+    doubtful = {"read_bytes": 4 * D, "load_requests": 4 * WARPS, "load_sectors": 32 * WARPS, "store_requests": 0.0}
+    judge = all_rules()["coalescing"].judge
+    assert told(judge(copying(**doubtful))).startswith("Perhaps uncoalesced")
+    both = doubtful | {"store_requests": float(WARPS), "store_sectors": 32.0 * WARPS}
+    assert told(judge(copying(**both))).startswith("Uncoalesced")
+
+
+def test_wavefronts_that_are_all_conflicts(copying: Callable[..., Known]) -> None:
+    cycles = 132 * 1.7e9 * BEST
+    known = copying(**BUSY, shared_wavefronts=cycles, shared_conflicts=cycles)
+    assert "nothing but conflicts" in told(all_rules()["conflicts"].judge(known))

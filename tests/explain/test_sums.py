@@ -11,6 +11,7 @@ import pytest
 from harness.explain import Known, Reason, all_rules
 from harness.explain.rules import bytes as rule_of_bytes
 from harness.explain.rules.coalescing import _Side, _sides
+from harness.explain.rules.in_flight import warps
 from harness.model import ComputePoint, Traffic, Work
 
 D = 2**29
@@ -183,3 +184,27 @@ def test_wavefronts_that_are_all_conflicts(copying: Callable[..., Known]) -> Non
     cycles = 132 * 1.7e9 * BEST
     known = copying(**BUSY, shared_wavefronts=cycles, shared_conflicts=cycles)
     assert "nothing but conflicts" in told(all_rules()["conflicts"].judge(known))
+
+
+def test_lanes_that_wait_save_their_share_or_all_but_a_stream(copying: Callable[..., Known]) -> None:
+    judge = all_rules()["divergence"].judge
+    counted = BUSY | {"issue_active": 0.9}
+    [few] = judge(copying(**counted, active_lanes=23))
+    assert few.saves == pytest.approx((1 - 23 / 32) * 2 * BEST)
+    assert "an instruction has 23.0 of 32 lanes on average" in few.verdict
+    assert "(1 - 23.0 / 32) of it" in told([few])
+    [fewer] = judge(copying(**counted, active_lanes=8))
+    assert fewer.saves == pytest.approx(BEST)
+    assert "75% of them idly" in told([fewer])
+    assert "268.4 us is what its bytes take as a plain stream" in told([fewer])
+
+
+@pytest.mark.parametrize(
+    ("capability", "resident"),
+    [("7.0", 64), ("7.5", 32), ("8.0", 64), ("8.6", 48), ("8.7", 48), ("8.9", 48), ("9.0", 64), ("10.0", 64),
+     ("12.0", 48), ("12.1", 48)],
+)  # fmt: skip
+def test_warps_that_a_multiprocessor_holds(uncounted: Callable[..., Known], capability: str, resident: int) -> None:
+    """By the table of technical specifications of NVIDIA's programming guide."""
+    known = uncounted()
+    assert warps(replace(known, device=replace(known.device, compute_capability=capability))) == resident

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.explain import Known
+from harness.explain import Known, Sibling, all_rules
 from harness.explain.rules import instructions
 from harness.model import ComputePoint, Work
 
@@ -75,3 +75,19 @@ def test_a_pipe_that_does_the_op_is_no_overhead(
     assert reason.verdict.startswith("Operations" if is_op else "Instructions")
     if is_op:
         assert reason.saves == pytest.approx(0.1 * 2 * BEST)
+
+
+def test_instructions_a_word_are_told_of_a_kernel_that_is_alone(copying: Callable[..., Known]) -> None:
+    known = copying(**IDLE, issue_active=0.8)
+    [kernel] = known.kernels
+    two = replace(known, kernels=(replace(kernel, share=0.5), replace(kernel, share=0.5)))
+    lines = [[line for line in each.sums if line.endswith(" a word")] for each in instructions.judge(known)]
+    assert [len(each) for each in lines] == [1]
+    assert not any(line.endswith(" a word") for each in instructions.judge(two) for line in each.sums)
+
+
+def test_a_variant_with_at_most_half_of_the_kernels_is_named(unfused: Callable[..., Known]) -> None:
+    """Five are a call here."""
+    for launches, named in ((2.0, True), (2.5, True), (2.6, False)):
+        found = list(all_rules()["launches"].judge(unfused(Sibling("eager", 2 * BEST, launches))))
+        assert bool(found) == named

@@ -1,4 +1,4 @@
-"""Few warps on a multiprocessor: what limits them, what that saves, and what to do."""
+"""Few warps on a multiprocessor: what limits them, what that saves, and what to do; and misaligned accesses."""
 
 from __future__ import annotations
 
@@ -77,3 +77,14 @@ def test_registers_without_counters_are_rounded_up_to_eight(
     facts = (KernelFacts("small", 16, 0, 0), KernelFacts("large", registers, 0, 0))
     reasons = list(all_rules()["occupancy"].judge(uncounted(facts=facts)))
     assert [f"the registers of large allow {text}" in reason.verdict for reason in reasons] == ([True] if text else [])
+
+
+def test_stores_that_are_misaligned_are_found_where_nothing_is_loaded(copying: Copying) -> None:
+    """17 sectors a request where 16 would do, of all sectors that there are."""
+    stores = {"load_requests": 0.0, "load_sectors": 0.0, "store_requests": 2.0**20, "store_sectors": 17 * 2.0**20}
+    [reason] = all_rules()["partial_sectors"].judge(copying(**stores))
+    assert reason.verdict.startswith("Misaligned stores: each touches 17 sectors of 32 bytes, where 16 would do.")
+    assert reason.saves == pytest.approx(2 * BEST / 17)
+    # 17 sectors of 7% more bytes than are needed are another mix.
+    assert not list(all_rules()["partial_sectors"].judge(copying(**{**stores, "store_requests": 1.07 * 2**20,
+                                                                    "store_sectors": 1.07 * 17 * 2**20})))  # fmt: skip

@@ -145,6 +145,14 @@ def test_waivers_that_do_nothing_are_notes(lost: Callable[..., CaseEvidence]) ->
         assert message.endswith(words)
 
 
+def test_a_waiver_fits_a_run_if_it_fits_one_of_its_cases(
+    lost: Callable[..., CaseEvidence], case: Callable[..., Case]
+) -> None:
+    other = lost(0.0, of=case("tuned", op="copy"))
+    [(_, message)] = judged(lost(0.0), other, of=(waiver(),))
+    assert message.endswith("isn't needed against main")
+
+
 def test_nothing_is_said_of_what_is_needed_where_nothing_was_measured() -> None:
     assert judged(of=(waiver(),)) == []
     [(severity, message)] = judged(of=(waiver(until="2026-11-24"),))

@@ -14,7 +14,7 @@ from harness.errors import CompileError, UsageError
 from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
-from harness.tune.candidates import _problem, legal_plans
+from harness.tune.candidates import Candidate, _problem, kept, legal_plans
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
 FACTS = {"fine": (64, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
@@ -144,3 +144,21 @@ def test_a_block_has_as_many_registers_as_a_multiprocessor(threads: int, registe
     """A warp gets them in portions of 256, so that 65 of a lane are 72; and 33 threads are two warps."""
     with cuda.assuming(KNOWN["sm_90"]):
         assert (_problem(Built("a.cu", "a", threads=threads), registers, 0) == "") == fits
+
+
+def test_what_a_block_may_not_have_is_told() -> None:
+    with cuda.assuming(KNOWN["sm_80"]):
+        most = cuda.shared_memory()
+        built = Built("a.cu", "a", threads=1024)
+        assert _problem(built, 65, 0) == "1024 threads with 65 registers each are more than a multiprocessor has"
+        assert _problem(built, 32, most) == ""
+        assert _problem(built, 32, most + 1) == f"{most + 1:,} bytes of shared memory, a block may have {most:,}"
+        assert "came with compute capability 9.0" in _problem(replace(built, cluster=2), 32, 0)
+    with cuda.assuming(KNOWN["sm_90"]):
+        assert _problem(replace(built, cluster=2), 32, 0) == ""
+
+
+def test_what_was_dropped_is_not_timed() -> None:
+    good, bad = Candidate({"n": 1}), Candidate({"n": 2}, dropped="spills")
+    assert kept([good, bad]) == [good]
+    assert (good.registers, good.local, good.shared) == (0, 0, 0)

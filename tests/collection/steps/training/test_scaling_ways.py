@@ -142,3 +142,10 @@ def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_th
 
 def test_losses_are_told_with_three_decimals() -> None:
     assert _scaling._written([2.0, 1.23456]) == "2.000 1.235"
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scaling, "cant_cut", lambda _: "3 can't be cut into 2")
+    asked: Any = SimpleNamespace(choices=(("step", "eager"),), device="cpu", world=2)
+    assert _scaling.has_own_step(asked) == "3 can't be cut into 2"
+    assert _scaling.cant_run(_scaling.way_of("replicas"), asked) == "3 can't be cut into 2"

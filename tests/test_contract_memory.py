@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.contract import _faults, _is_dense, _Region, _shared, same
+from harness.contract import _faults, _form, _is_dense, _Region, _shared, same
 from harness.ops import Tensor, comparer
 
 MEMORY = torch.arange(64, dtype=torch.float32)
@@ -50,6 +50,17 @@ def test_an_output_that_is_expanded_in_any_dimension_has_elements_in_one_place(o
     assert list(_faults(ctx, declared, "y", (3, 4), torch.zeros(3, 4))) == []
     [found] = _faults(ctx, declared, "y", (3, 4), torch.zeros(one).expand(3, 4))
     assert found.startswith("y has several elements in one place of memory")
+    [found] = _faults(ctx, declared, "y", (2, 4), torch.zeros(1, 4).expand(2, 4))
+    assert found.startswith("y has several elements in one place of memory")
+    single = torch.zeros(4).as_strided((1, 4), (0, 1))
+    assert list(_faults(ctx, declared, "y", (1, 4), single)) == [], "one row has no other one to share memory with"
+
+
+def test_an_output_that_is_a_list_must_be_one() -> None:
+    ctx: Any = SimpleNamespace(case=SimpleNamespace(dtype="float32", values={}), device=torch.device("cpu"))
+    declared = Tensor("y", lambda _: [(3,), (4,)])
+    assert _form(ctx, declared, torch.zeros(3)) == "y is a Tensor, not a list of tensors"
+    assert _form(ctx, declared, (torch.zeros(3), torch.zeros(4))) is None
 
 
 def test_a_list_with_a_sparse_tensor_is_not_watched() -> None:

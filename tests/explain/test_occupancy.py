@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,21 @@ def test_where_nothing_limits_warps_the_grid_or_its_blocks_do(copying: Copying) 
     assert "waves of blocks wait" not in " ".join(limited.sums)
 
 
+def test_what_a_block_takes_is_told(copying: Copying) -> None:
+    assert "16 registers a thread, 256 threads a block" in found(copying).sums
+    shared = "16 registers a thread, 256 threads a block, 8.192 kB of shared memory a block"
+    assert shared in found(copying, shared_bytes=8192.0).sums
+
+
+def test_the_rate_of_blocks_is_of_a_launch(copying: Copying) -> None:
+    quarter = {"read_bytes": 2.0**27, "written_bytes": 2.0**27}
+    known = copying(**IDLE, **quarter, waves=8.0, grid=132 * 64, occupancy_limit=0.6)
+    [kernel] = known.kernels
+    four = replace(known, kernels=(replace(kernel, profile=replace(kernel.profile, launches=4.0)),))
+    [reason] = all_rules()["occupancy"].judge(four)
+    assert "starts one in 2.097 us: 134.2 us / (8448 blocks / 132)" in " ".join(reason.sums)
+
+
 def test_more_warps_save_what_is_missing_or_all_that_is_idle(copying: Copying) -> None:
     """The copy takes twice its stream: half of its time is idle at most."""
     assert found(copying).saves == pytest.approx(BEST)
@@ -77,6 +93,7 @@ def test_registers_without_counters_are_rounded_up_to_eight(
     facts = (KernelFacts("small", 16, 0, 0), KernelFacts("large", registers, 0, 0))
     reasons = list(all_rules()["occupancy"].judge(uncounted(facts=facts)))
     assert [f"the registers of large allow {text}" in reason.verdict for reason in reasons] == ([True] if text else [])
+    assert all(reason.remedy.startswith("spend fewer registers") for reason in reasons)
 
 
 def test_stores_that_are_misaligned_are_found_where_nothing_is_loaded(copying: Copying) -> None:

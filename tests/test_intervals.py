@@ -93,10 +93,10 @@ def test_each_call_has_the_time_without_the_calls_inside_it() -> None:
         calls = list(dict.fromkeys(calls))
         found = list(own(calls))
         # The innermost call has a second: the shortest one that covers it.
-        innermost = {}
+        innermost: dict[int, int] = {}
         for index in sorted(range(len(calls)), key=lambda index: calls[index][0] - calls[index][1]):
             innermost |= dict.fromkeys(seconds([calls[index]]), index)
-        assert {second: index for index, *one in found for second in seconds([tuple(one)])} == innermost
+        assert {second: index for index, begin, end in found for second in seconds([(begin, end)])} == innermost
         assert len(seconds((start, end) for _, start, end in found)) == len(innermost)
         assert [start for _, start, _ in found] == sorted(start for _, start, _ in found)
         assert all(start < end for _, start, end in found)

@@ -146,11 +146,12 @@ def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
 )
 def test_other_processes_count_where_and_when_there_were_most(before, after, elsewhere, told):
     """Before or after the samples, as any rank saw it. elsewhere: what the other of two ranks says."""
-    states = [Conditions(others=before), Conditions(others=after)]
+    states = iter([Conditions(others=before), Conditions(others=after)])
 
     class Shared(FakeDevice):
         def conditions(self) -> Conditions:
-            return states.pop(0)
+            found: Conditions = next(states)
+            return found
 
     def gather(value: Any, _: float) -> list[Any]:
         return [value, (None, elsewhere) if type(value[1]) is int else value]
@@ -161,7 +162,7 @@ def test_other_processes_count_where_and_when_there_were_most(before, after, els
     found = measure(Job(case, Timing(max_time=0.05)), op(), Shared([1e-6]), group)
     texts = [warning.message for warning in found.warnings if warning.code == "shared"]
     assert texts == ([f"{told} on the device meanwhile"] if told else [])
-    assert states == []
+    assert not [*states]
 
 
 def test_types_of_operations_are_told_where_they_are_not_those_of_the_work():

@@ -138,15 +138,15 @@ def test_the_timed_calls_are_checked_in_three_ways_until_one_finds_something(mon
         def results(self, seconds: float) -> str | None:
             torch.rand(3, generator=self.generator)
             told.append(f"results {seconds:g}")
-            return wrong.get("results")
+            return str(wrong["results"]) if "results" in wrong else None
 
         def alone(self) -> str | None:
             told.append("alone")
-            return wrong.get("alone")
+            return str(wrong["alone"]) if "alone" in wrong else None
 
         def novelty(self, seconds: float) -> str | None:
             told.append(f"novelty {seconds:g}")
-            return wrong.get("novelty")
+            return str(wrong["novelty"]) if "novelty" in wrong else None
 
     monkeypatch.setattr(session_module, "Recheck", Fake)
     with Session(CASE, op(), FakeDevice()) as session:
@@ -201,7 +201,11 @@ def test_a_call_has_done_its_work_before_it_is_judged():
             told.append("wait")
 
     def prepare(_: Context) -> Launch:
-        return lambda t: told.append("call") or torch.mul(t.x, 2, out=t.y)
+        def launch(t: Tensors) -> None:
+            told.append("call")
+            torch.mul(t.x, 2, out=t.y)
+
+        return launch
 
     with Session(CASE, op(prepare), Noting()) as session:
         session.prepare()
@@ -276,7 +280,7 @@ def test_inputs_of_another_form_than_the_op_s_must_stay_as_they_are_too(spoils):
     assert found is None or found.startswith("the input x was changed")
 
 
-class Own(torch.Tensor):
+class Own(torch.Tensor):  # type: ignore[misc] # torch has no types
     """A subclass, which might compute when it is read."""
 
 

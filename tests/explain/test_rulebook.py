@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,8 @@ def test_what_matters_only_together_is_told_once(
     copying: Callable[..., Known], shares: tuple[float, ...], kernels: int, told: list[tuple[str, float]]
 ) -> None:
     known = launched(copying(), *((f"k{number}", 1 / kernels, {}) for number in range(kernels)))
-    reasons = explain(known, {"one": Finding(*shares)})
+    rules: Any = {"one": Finding(*shares)}
+    reasons = explain(known, rules)
     assert [reason.verdict for reason in reasons] == [text for text, _ in told]
     assert [reason.saves for reason in reasons] == pytest.approx([share * known.time for _, share in told])
     if told and told[0][1] > max(shares):

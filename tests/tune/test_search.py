@@ -237,10 +237,11 @@ def test_a_round_goes_on_with_its_folder_unless_other_code_made_it(
             raise UsageError("made by other code", "begin anew")
         return SimpleNamespace(measurements=["measured"])
 
-    monkeypatch.setattr(search_module.runner, "run", run)
+    monkeypatch.setattr("harness.tune.search.runner.run", run)
     monkeypatch.setattr(search_module, "_Quick", lambda *_: None)
     op: Any = SimpleNamespace(name="op")
-    measure, folder, observer = search_module.in_runs(op, "cpu", []), tmp_path / "round-0", Until(Silent())
+    measure: Any = search_module.in_runs(op, "cpu", [])
+    folder, observer = tmp_path / "round-0", Until(Silent())
     assert measure([], folder, observer) == ["measured"]
     folder.mkdir()
     assert measure([], folder, observer) == ["measured"]
@@ -254,7 +255,7 @@ def test_a_search_takes_limits_that_are_kept_and_measures_none(monkeypatch: pyte
     workers._device = "cpu"
     kept = Limits(cache_bytes=7)
     for found, wanted in ((kept, kept), (None, Limits())):
-        monkeypatch.setattr(search_module.limits, "recall", lambda _, found=found: found)
+        monkeypatch.setattr("harness.tune.search.limits.recall", lambda _, found=found: found)
         assert workers.limits(None, None) == wanted
     assert workers.limits_again(kept, None) is kept
 

@@ -126,7 +126,8 @@ def test_weights_are_in_parts_where_the_way_says_so(
     setup: Any = SimpleNamespace(device=torch.device("cpu"))
     found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
     assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
-    assert _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1) is False
+    alone: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1)
+    assert alone is False
 
 
 def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
@@ -138,7 +139,11 @@ def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, c
         raise LookupError
 
     def told(what: object, gives: Any = None) -> Any:
-        return lambda *_: order.append(what) or gives
+        def tell(*_: object) -> Any:
+            order.append(what)
+            return gives
+
+        return tell
 
     @contextmanager
     def math_modes(tf32: bool) -> Iterator[None]:

@@ -109,7 +109,12 @@ def test_the_reference_trains_in_plain_precision_with_the_ranks_that_the_way_ave
 ) -> None:
     asked: list[tuple[Setup, bool]] = []
     monkeypatch.setattr(_scaling, "setup_of", lambda _: SETUP)
-    monkeypatch.setattr(_scaling, "_reference_losses", lambda *given: asked.append(given) or (1.0,))
+
+    def losses(*given: Any) -> tuple[float, ...]:
+        asked.append(given)
+        return (1.0,)
+
+    monkeypatch.setattr(_scaling, "_reference_losses", losses)
     ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), group=SimpleNamespace(size=world))
     assert _scaling.reference_losses(ctx, _scaling.way_of(name)) == (1.0,)
     assert asked == [(replace(SETUP, dtype=dtype, layout="nchw"), synced)]

@@ -1,6 +1,6 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, and every test that needs no GPU         ARGS="-k store" goes to pytest
-# make slow-test  tests that need no GPU, of whole commands and gates whose parts the tests of make test hold
+# make slow-test  whole commands and gates, and rare cases, without a GPU: make test holds their parts and like cases
 # make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves

@@ -90,11 +90,9 @@ class _Region:
         return cls(name, tensor, begin, begin + (last + 1) * tensor.element_size())
 
     def overlaps(self, other: _Region) -> bool:
-        """Whether the tensors have a byte in common: regions that overlap may belong to rows that alternate."""
+        """Whether the tensors have a byte in common. Their regions overlap, but rows of the two may alternate there."""
         import torch
 
-        if min(self.end, other.end) <= max(self.begin, other.begin):
-            return False
         low = min(self.begin, other.begin)
         marks = torch.zeros(max(self.end, other.end) - low, dtype=torch.uint8, device=self.tensor.device)
         self._bytes_in(marks, low).fill_(1)

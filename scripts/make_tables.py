@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
 from screens import SCREENS
-from step_tables import inference, steps, swin_text, training
+from step_tables import inference, steps, swin_text, train_host, training
 from tables import bold_best, origin, table
 
 from harness.units import percent
@@ -271,7 +271,9 @@ def slower(runs: Runs) -> list[str]:
 
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     function.__name__: function
-    for function in (prelu, ops, models, training, swin_text, steps, inference, softmax, norms, rows, worst, slower)
+    for function in (
+        *(prelu, ops, models, training, train_host, swin_text, steps, inference, softmax, norms, rows, worst, slower),
+    )
 }
 
 

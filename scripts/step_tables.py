@@ -33,6 +33,24 @@ def training(runs: Runs) -> list[str]:
     return [*table(head, rows(), 2), "", origin([group])]
 
 
+ON_HOST = ("fused_optimizer", "half_norm", "sdpa", "compile", "fused_norm_adam", "windows", "attention", "compile_ours")
+
+
+def train_host(runs: Runs) -> list[str]:
+    """What a step of so few images takes that it waits for the host."""
+    group = runs.group("swin_train", "float16", "B8/model=swin_tiny")
+    variants = Catalogue()["swin_train"].variants
+
+    def lines() -> Iterator[list[str]]:
+        for name in ON_HOST:
+            time = group.value(name, "time")
+            who = "ours" if variants[name].role == "ours" else "torch"
+            cells = f"{time * 1e3:.1f}" if time else NOTHING, group.written(name, "noise")
+            yield [f"`{name}`", who, *cells, group.written(name, "device_busy")]
+
+    return [*table(("rung", "kernels", "step (ms)", "noise", "GPU busy"), lines(), 2), "", origin([group])]
+
+
 SWINS = {"Swin-T": "B128/model=swin_tiny", "Swin-L": "B64/model=swin_large"}
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the runs that reports/h200/trust.md has of the check of timed calls, and write the page:
 #
-#   scripts/trust_runs.sh            on a GPU that nobody else uses, with everything committed; about 15 minutes
+#   scripts/trust_runs.sh            on a GPU that nobody else uses, with everything committed; about 6 minutes
 #   REPEAT=1 scripts/trust_runs.sh   with one process a case
 #
 #   trust_before  the cases of trust/cases.txt by the code of HEAD, in which trust/unchecked.patch takes the check out

@@ -39,9 +39,11 @@ WORKERS = "FORKED_WORKERS"
 """The variable that says that workers of pytest-xdist are forked by it, too."""
 
 LONGEST = (
-    "test_many_ranks.py", "test_emulated_kernels.py", "test_end_to_end.py", "test_ladder.py", "test_runs.py",
-    "test_runner.py", "test_reference.py", "test_plots.py", "test_support.py", "test_every_op.py",
-    "test_compiled_gradients.py", "test_sharded.py",
+    "test_many_ranks.py", "test_emulated_kernels.py", "test_runs.py", "test_every_op.py", "test_make_rows.py",
+    "test_runner.py", "test_kernelbench.py", "test_plots.py", "test_image_pipeline.py", "test_support.py",
+    "test_ranks.py", "test_sharded.py",
+    # These have more tests that are slow than others.
+    "test_end_to_end.py", "test_ladder.py", "test_workflows.py",
 )  # fmt: skip
 """Files that take longest. One that began last would run alone in the end."""
 

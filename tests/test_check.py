@@ -138,6 +138,48 @@ def test_shapes_may_follow_from_choices(ctx):
             assert [tuple(t.shape) for t in (tensors if kind == "list" else [tensors])] == sizes
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "in_order"),
+    [
+        ((4, 6), (6, 1), True),
+        ((4, 6), (1, 4), False),
+        ((4, 6), (12, 2), True),  # with gaps
+        ((2, 6), (1, 2), False),
+        ((1, 6), (1, 1), True),
+        ((6, 1), (1, 6), True),  # what has one index has no order
+        ((2, 1, 3), (3, 1, 1), True),
+        ((2, 1, 3), (1, 7, 2), False),
+        ((), (), True),
+    ],
+)
+def test_elements_lie_in_the_order_of_their_indices(shape, strides, in_order):
+    assert check.is_in_order(torch.empty_strided(shape, strides)) == in_order
+
+
+@pytest.mark.parametrize(
+    ("role", "decode", "said"),
+    [
+        ("ours", False, True),
+        ("published", False, True),
+        ("baseline", False, False),
+        ("peer", False, False),
+        ("ours", True, False),
+    ],
+)
+def test_an_output_whose_elements_are_out_of_order_is_named_as_far_as_users_get_it(ctx, role, decode, said):
+    """A library may return a view, and what a variant decodes is only compared. A list is gone through."""
+    ctx.op.outputs = (Tensor("y", lambda _: [(3, 5), (4, 6)]),)
+    ctx.op.reference = lambda _, t: {"y": [torch.ones(3, 5).double(), torch.ones(4, 6).double()]}
+    ours = replace(ctx.op.variants["ours"], role=role, decode=(lambda _, t: {"y": t.y}) if decode else None)
+    ctx.op.variants["ours"] = ours
+    y = [torch.ones(3, 5), torch.ones(6, 4).T]
+    found = check.complaint(ctx, ours, SimpleNamespace(), SimpleNamespace(y=y))
+    wanted = "y has the strides (1, 4): its elements must lie in order; return y.contiguous()"
+    assert found == (wanted if said else None)
+    y[1] = y[1].contiguous()
+    assert check.complaint(ctx, ours, SimpleNamespace(), SimpleNamespace(y=y)) is None
+
+
 def test_every_tensor_of_a_list_is_compared(ctx):
     ctx.op.reference = lambda _, t: {"y": [t.x.double(), t.x.double() * 2]}
     variant, before = ctx.op.variants["ours"], check.make_inputs(ctx)
@@ -254,6 +296,27 @@ def test_what_a_variant_makes_is_made_in_poisoned_memory(ctx, monkeypatch):
     returning = replace(ours, returns=True)
     check.leave_poison(ctx, returning)
     assert made == [(ctx, returning)]
+
+
+def test_buffers_begin_at_addresses_that_16_does_not_divide_where_that_is_asked_for(ctx):
+    """Tensors of floating-point numbers, as far as they have no gaps; all have their values, whatever their address."""
+    ctx.op.inputs = (Tensor("x", ("N",)), Tensor("n", ("N",), "int32"), Tensor("several", lambda _: [(3, 5), (7,)]))
+    inputs = check.make_inputs(ctx)
+    inputs.turned = torch.randn(4, 6).T
+    ours = ctx.op.variants["ours"]
+    usual, moved = check.new_set(ctx, ours, inputs), check.new_set(ctx, ours, inputs, is_aligned=False)
+
+    def places(tensors: SimpleNamespace) -> dict[str, int]:
+        parts = {"first": tensors.several[0], "second": tensors.several[1], **vars(tensors)}
+        return {name: part.data_ptr() % 16 for name, part in parts.items() if name != "several"}
+
+    assert places(usual) == dict.fromkeys(("first", "second", "x", "n", "turned", "y"), 0)
+    assert places(moved) == {"first": 4, "second": 4, "x": 4, "n": 0, "turned": 0, "y": 4}
+    for name in ("x", "n", "turned"):
+        assert torch.equal(getattr(moved, name), getattr(inputs, name))
+    assert all(map(torch.equal, moved.several, inputs.several))
+    assert check.is_poison(moved.y)
+    assert moved.y.shape == (N,)
 
 
 def test_the_op_s_own_check_goes_through_the_same_comparison(ctx):

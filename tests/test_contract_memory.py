@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from harness.contract import _Region, _shared, same
-from harness.ops import comparer
+from harness.contract import _faults, _form, _is_dense, _Region, _shared, same
+from harness.ops import Tensor, comparer
 
 MEMORY = torch.arange(64, dtype=torch.float32)
 
@@ -32,6 +34,41 @@ def test_inputs_may_share_memory_and_neighbours_share_none() -> None:
     assert shared(MEMORY, MEMORY, MEMORY.clone(), inputs=2) is None
     assert shared(MEMORY[:32], MEMORY[32:]) is None
     assert shared(MEMORY[32:], MEMORY[:32]) is None
+
+
+def test_bytes_inside_of_an_element_count() -> None:
+    inner = MEMORY.view(torch.uint8)[4 * 5 + 1 : 4 * 5 + 3]
+    assert shared(MEMORY, inner) is not None
+    assert shared(inner, MEMORY) is not None
+    assert shared(MEMORY[:5], inner) is None
+
+
+@pytest.mark.parametrize("one", [(3, 1), (1, 4), (1, 1)])
+def test_an_output_that_is_expanded_in_any_dimension_has_elements_in_one_place(one: tuple[int, int]) -> None:
+    ctx: Any = SimpleNamespace(case=SimpleNamespace(dtype="float32"), device=torch.device("cpu"))
+    declared = Tensor("y", ("M", "N"))
+    assert list(_faults(ctx, declared, "y", (3, 4), torch.zeros(3, 4))) == []
+    [found] = _faults(ctx, declared, "y", (3, 4), torch.zeros(one).expand(3, 4))
+    assert found.startswith("y has several elements in one place of memory")
+    [found] = _faults(ctx, declared, "y", (2, 4), torch.zeros(1, 4).expand(2, 4))
+    assert found.startswith("y has several elements in one place of memory")
+    single = torch.zeros(4).as_strided((1, 4), (0, 1))
+    assert list(_faults(ctx, declared, "y", (1, 4), single)) == [], "one row has no other one to share memory with"
+
+
+def test_an_output_that_is_a_list_must_be_one() -> None:
+    ctx: Any = SimpleNamespace(case=SimpleNamespace(dtype="float32", values={}), device=torch.device("cpu"))
+    declared = Tensor("y", lambda _: [(3,), (4,)])
+    assert _form(ctx, declared, torch.zeros(3)) == "y is a Tensor, not a list of tensors"
+    assert _form(ctx, declared, (torch.zeros(3), torch.zeros(4))) is None
+
+
+def test_a_list_with_a_sparse_tensor_is_not_watched() -> None:
+    assert _is_dense(MEMORY)
+    assert _is_dense([MEMORY, MEMORY])
+    for other in (MEMORY.to_sparse(), None, 3):
+        assert not _is_dense(other)
+        assert not _is_dense([MEMORY, other])
 
 
 def test_the_first_and_the_last_of_several_outputs_are_looked_at() -> None:

@@ -51,6 +51,10 @@ class Installed:
         return done.stdout
 
 
+whole = pytest.mark.slow
+"""test_layers.py has that the instrument imports nothing of the collection, and the first test what a wheel has."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of the tree without the collection, its kernels and its scenarios."""
@@ -85,6 +89,7 @@ def test_the_wheel_has_the_instrument_and_nothing_else(wheel: Path) -> None:
     assert [name for name in names if name.startswith(("harness/collection", "harness/nn", "harness/_data"))] == []
 
 
+@whole
 def test_no_op_scenario_or_tool_of_the_collection_is_listed(alone: Installed) -> None:
     lines = alone.harness("list").splitlines()
     assert [line.partition(" (")[0] for line in lines if line.strip()][:2] == ["0 ops", "0 scenarios"]
@@ -92,6 +97,7 @@ def test_no_op_scenario_or_tool_of_the_collection_is_listed(alone: Installed) ->
     assert "losses" not in alone.harness("profile", "--help")
 
 
+@whole
 def test_a_report_has_the_op_s_own_metric_figure_and_section(alone: Installed) -> None:
     run = alone.home / "work" / "run"
     page = (run / "report.md").read_text()
@@ -109,12 +115,14 @@ def test_a_report_has_the_op_s_own_metric_figure_and_section(alone: Installed) -
     assert float(rows["eager"]["of_ceiling"]) > 0
 
 
+@whole
 def test_a_console_has_the_metric_and_the_verdict(alone: Installed) -> None:
     assert "hops/s" in alone.ran
     assert "twice hops most" in alone.ran
     assert "R1 claims 1000000 or more (twice: hops a second, A processor): here" in alone.ran
 
 
+@whole
 def test_a_report_is_written_again_and_without_the_op_as_well(alone: Installed) -> None:
     work = alone.home / "work"
     shutil.copytree(work / "run", work / "again")
@@ -129,6 +137,7 @@ def test_a_report_is_written_again_and_without_the_op_as_well(alone: Installed) 
     assert "there is no metric named 'hop_rate'" in page
 
 
+@whole
 def test_a_case_is_explained(alone: Installed) -> None:
     text = alone.harness("explain", "hop/twice/float32/N16384", "--run=run")
     assert "hop/twice/float32/N16384" in text
@@ -136,6 +145,7 @@ def test_a_case_is_explained(alone: Installed) -> None:
     assert "other variants: eager" in text
 
 
+@whole
 def test_stored_runs_are_gated_by_the_floors_of_the_op_s_metric(alone: Installed) -> None:
     """The second run is the first one's results, said to have begun later."""
     work = alone.home / "work"

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from harness.measure import Sampler, measure
 from harness.measure import _judge_conditions as judge_conditions
 from harness.measure import _judge_samples as judge_samples
-from harness.measure import measure
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Tensors
+from harness.ranks import ALONE, Group
 from harness.session import Session
 from tests.test_measure import MIB, FakeDevice, FakeTime, op, run
 
@@ -68,6 +69,56 @@ def test_what_is_wrong_with_the_time_ends_the_case(monkeypatch, where):
     assert (found.status, found.error, found.samples) == ("wrong", "part of it isn't in the time", ())
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_what_was_replaced_ends_a_case_that_is_only_checked_too(monkeypatch, timed):
+    monkeypatch.setattr("harness.intact.replaced", lambda: "torch.mul was replaced")
+    job = Job(Case("twice", "ours", "float32", (("N", 1024),), device="cpu"), Timing(max_time=0.05))
+    found = measure(job, op(), FakeDevice([1e-6]), timed=timed)
+    assert (found.status, found.error, found.samples) == ("wrong", "torch.mul was replaced", ())
+
+
+def test_a_variant_that_changes_its_op_has_no_time(monkeypatch):
+    monkeypatch.setattr("harness.intact._watched", {})
+    sheet = op()
+
+    def prepare(_: Context) -> Launch:
+        sheet.tolerance = {"float32": (1.0, 1.0)}
+        return lambda t: torch.mul(t.x, 2, out=t.y)
+
+    sheet.variants.clear()
+    sheet.variant("ours", "is lenient", devices=("cpu",))(prepare)
+    found = run(FakeDevice([1e-6]), sheet)
+    assert found.status == "wrong"
+    assert found.error.startswith("op 'twice': 'tolerance' was changed while the case ran")
+
+
+@pytest.mark.parametrize("replaced", [None, "torch.isnan was replaced"])
+def test_a_result_that_is_wrong_for_extreme_values_has_no_time(monkeypatch, replaced):
+    """If a function was replaced, that is the reason."""
+    monkeypatch.setattr("harness.intact.replaced", lambda: replaced)
+    sheet = op()
+    sheet.variants.clear()
+    sheet.variant("ours", "is always finite", devices=("cpu",))(lambda _: lambda t: t.y.copy_(2 * t.x).nan_to_num_())
+    found = run(FakeDevice([1e-6]), sheet)
+    assert (found.status, found.samples) == ("wrong", ())
+    assert found.error == replaced or (not replaced and "elements are wrong" in found.error)
+
+
+def test_the_time_that_rounds_take_is_noted(monkeypatch, clock):
+    """What the host waits for new inputs is a part of it."""
+    monkeypatch.setattr("harness.measure.perf_counter", clock.perf_counter)
+    case = Case("twice", "ours", "float32", (("N", 1024),), device="cpu")
+    with Session(case, op(), FakeDevice([1e-6, 2e-6])) as session:
+        session.prepare()
+        sampler = Sampler(session, Timing())
+        assert (sampler.seconds, sampler.samples) == (0.0, [])
+        assert sampler.round(3) == [1e-6, 2e-6, 1e-6]
+        assert sampler.seconds == pytest.approx(6e-3)
+        sampler.round(1)
+        assert sampler.seconds == pytest.approx(12e-3)
+        assert sampler.samples == [1e-6, 2e-6, 1e-6, 1e-6]
+
+
 def test_figures_that_cost_more_calls_are_found_after_the_check_of_the_timed_calls(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr("harness.measure.Session.recheck", lambda *_: told.append("recheck"))
@@ -81,6 +132,37 @@ def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
     session: Any = SimpleNamespace(group=SimpleNamespace(size=2), warn=lambda _code, text, _advice: told.append(text))
     judge_conditions(session, [[], ["power cap", "heat"]], 0)
     assert told == ["the device of rank 1 lowered its clocks: power cap, heat"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "elsewhere", "told"),
+    [
+        (0, 2, None, "2 other processes computed"),
+        (2, 0, None, "2 other processes computed"),
+        (1, 1, 3, "2 other processes computed"),  # each rank may have opened each device
+        (2, 1, 1, "1 other process computed"),
+        (1, 1, 1, ""),
+    ],
+)
+def test_other_processes_count_where_and_when_there_were_most(before, after, elsewhere, told):
+    """Before or after the samples, as any rank saw it. elsewhere: what the other of two ranks says."""
+    states = iter([Conditions(others=before), Conditions(others=after)])
+
+    class Shared(FakeDevice):
+        def conditions(self) -> Conditions:
+            found: Conditions = next(states)
+            return found
+
+    def gather(value: Any, _: float) -> list[Any]:
+        return [value, (None, elsewhere) if type(value[1]) is int else value]
+
+    world = 1 if elsewhere is None else 2
+    case = Case("twice", "ours", "float32", (("N", 1024),), device="cpu", world=world)
+    group = Group(0, 2, gather) if world > 1 else ALONE
+    found = measure(Job(case, Timing(max_time=0.05)), op(), Shared([1e-6]), group)
+    texts = [warning.message for warning in found.warnings if warning.code == "shared"]
+    assert texts == ([f"{told} on the device meanwhile"] if told else [])
+    assert not [*states]
 
 
 def test_types_of_operations_are_told_where_they_are_not_those_of_the_work():

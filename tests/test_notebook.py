@@ -23,6 +23,7 @@ def shown(cell: Any) -> str:
     return "\n".join(parts)
 
 
+@pytest.mark.slow  # tests/api has what its cells call
 def test_the_notebook_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -112,7 +112,11 @@ def test_nothing_is_told_of_graphs_of_ranks_and_of_ops_without_tensors(monkeypat
 def test_a_suspicion_nine_times_in_a_row_is_told(monkeypatch):
     paces = [9 * MS] * 9
     monkeypatch.setattr(recheck, "pace", lambda *_: paces.pop())
-    said = sampler([MS] * 9)._pretended()
+    asked: list[int] = []
+    made = sampler([])
+    made._clocks = SimpleNamespace(run=lambda _, count: [MS] * (asked.append(count) or count))
+    said = made._pretended()
+    assert asked == [3] * 9, "few samples beside each of them"
     assert said.startswith("calls take 9.000 ms where they are checked, 1.000 ms in the samples")
     assert not paces
 

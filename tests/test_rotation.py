@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from harness import rotation as rotation_module
 from harness.devices.cpu import Cpu
 from harness.model import Case
 from harness.ops import Context, Op, Tensor, Tensors
-from harness.ranks import ALONE
-from harness.rotation import MOST_DRAWN, Renewal, Rotation
+from harness.ranks import ALONE, Group
+from harness.rotation import Renewal, Rotation
 from harness.session import Session
 
 
@@ -20,18 +22,24 @@ class SmallCpu(Cpu):
     cache_bytes = 2**10
 
 
-def rotation(encode: Callable[[Context, Tensors], dict[str, Any]] | None = None, n: int = 64) -> Rotation:
+def rotation(
+    encode: Callable[[Context, Tensors], dict[str, Any]] | None = None,
+    n: int = 64,
+    outputs: Sequence[str] = ("y",),
+    group: Group = ALONE,
+) -> Rotation:
     sheet = Op(
         "twice",
         "y = 2 x",
         {"N": "elements"},
         inputs=(Tensor("x", ("N",)),),
-        outputs=(Tensor("y", ("N",)),),
+        outputs=tuple(Tensor(name, ("N",)) for name in outputs),
         dtypes=("float32",),
-        reference=lambda _, t: {"y": t.x.double() * 2},
+        reference=lambda _, t: dict.fromkeys(outputs, t.x.double() * 2),
     )
     sheet.variant("ours", "doubles", devices=("cpu",), encode=encode)(lambda _: lambda t: torch.mul(t.x, 2, out=t.y))
-    with Session(Case("twice", "ours", "float32", (("N", n),), device="cpu"), sheet, SmallCpu()) as session:
+    case = Case("twice", "ours", "float32", (("N", n),), device="cpu", world=group.size)
+    with Session(case, sheet, SmallCpu(), group) as session:
         session.prepare()
         return session.rotation()
 
@@ -44,10 +52,61 @@ def inputs(sets: Rotation) -> list[torch.Tensor]:
 def test_sets_hold_different_values_which_their_seeds_give(n):
     sets = rotation(n=n)
     found = inputs(sets)
-    assert len(found) > MOST_DRAWN or n == 512
+    assert len(found) > 8 or n == 512
     different = {tuple(one.tolist()) for one in found}
-    assert len(different) == min(MOST_DRAWN, len(found))
+    assert len(different) == min(8, len(found))
     assert all(torch.equal(sets.values(place).x, one) for place, one in enumerate(found))
+
+
+def test_the_values_of_sets_are_those_of_the_rank():
+    """So the first set, which was made before, has what its seed gives."""
+    group = Group(1, 2, lambda value, _: [value, value])
+    sets = rotation(group=group)
+    assert all(torch.equal(sets.values(place).x, one) for place, one in enumerate(inputs(sets)))
+
+
+def test_seeds_are_among_so_many_that_nobody_can_try_them_all(monkeypatch):
+    given: list[int] = []
+    monkeypatch.setattr("harness.rotation.secrets.randbelow", lambda most: given.append(most) or 7)
+    rotation()
+    [most] = given
+    assert most >= 2**32
+
+
+@pytest.mark.parametrize(("n", "count", "drawn"), [(8, 64, 8), (512, 4, 3)])
+def test_no_more_values_are_drawn_than_there_are_and_each_is_given_up_after_its_last_set(monkeypatch, n, count, drawn):
+    """The first set is there already. What is drawn takes memory until then."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    draw, new_set = Rotation.drawn, Rotation.new_set
+
+    def noting(sets: Rotation, seed: int) -> Any:
+        values = draw(sets, seed)
+        made.append(weakref.ref(values.x))
+        return values
+
+    def counting(sets: Rotation, values: Any) -> Any:
+        alive.append(sum(one() is not None for one in made))
+        return new_set(sets, values)
+
+    monkeypatch.setattr(Rotation, "drawn", noting)
+    monkeypatch.setattr(Rotation, "new_set", counting)
+    assert len(rotation(n=n).calls) == count
+    assert len(made) == drawn
+    assert alive[-8:] == ([8, 7, 6, 5, 4, 3, 2, 1] if count > 8 else [1, 1, 1])
+
+
+@pytest.mark.parametrize(("n", "places", "drawn"), [(8, None, 8), (512, None, 4), (8, range(10), 10)])
+def test_values_of_renewed_sets(monkeypatch, n, places, drawn):
+    """All sets share eight values; sets that are named have each their own."""
+    sets = rotation(n=n)
+    seeds: list[int] = []
+    draw = sets.drawn
+    monkeypatch.setattr(sets, "drawn", lambda seed: seeds.append(seed) or draw(seed))
+    sets.renew(places)
+    assert len(seeds) == len(set(seeds)) == drawn
+    found = inputs(sets) if places is None else [inputs(sets)[place] for place in places]
+    assert len({tuple(one.tolist()) for one in found}) == drawn
 
 
 def test_renewed_sets_have_new_inputs_in_their_memory_and_poisoned_outputs():
@@ -72,14 +131,36 @@ def test_some_sets_are_renewed_and_the_others_stay():
     ]
 
 
-def test_the_same_steps_without_renewing_leave_the_sets_as_they_are():
+def test_the_same_steps_without_renewing_leave_the_sets_as_they_are(monkeypatch):
     sets = rotation()
     for call in sets.calls:
         call()
     before, outputs = inputs(sets), [call.tensors.y.clone() for call in sets.calls]
+    copied: list[int] = []
+    copy = rotation_module._copy
+    monkeypatch.setattr(rotation_module, "_copy", lambda pairs: copied.append(len(pairs)) or copy(pairs))
     sets.renew(anew=False)
+    assert copied == [1] * len(sets.calls)
     assert all(map(torch.equal, before, inputs(sets)))
     assert all(torch.equal(call.tensors.y, y) for call, y in zip(sets.calls, outputs, strict=True))
+    sets.renew()
+    assert copied == [1] * 2 * len(sets.calls)
+
+
+def test_a_set_is_poisoned_if_all_of_its_outputs_are():
+    sets = rotation(outputs=("y", "z"))
+    sets.renew()
+    assert sets.is_poisoned(0)
+    sets.calls[0]()  # writes y alone
+    assert not sets.is_poisoned(0)
+
+
+def test_what_takes_the_place_of_an_input_is_encoded_from_new_values():
+    """The set has no memory for the op's own input then."""
+    sets = rotation(lambda _, t: {"x": t.x.half()})
+    sets.renew()
+    for place, call in enumerate(sets.calls):
+        assert torch.equal(call.tensors.x, sets.values(place).x.half())
 
 
 def test_what_was_encoded_of_inputs_is_encoded_anew_into_the_same_memory():
@@ -93,7 +174,7 @@ def test_what_was_encoded_of_inputs_is_encoded_anew_into_the_same_memory():
 def test_what_is_encoded_to_another_form_each_time_stays_as_it_is():
     """Its memory can't hold what new inputs give, so the sets keep the inputs that they were encoded from."""
     sizes = iter(range(1, 1000))
-    sets = rotation(lambda _, t: {"some": t.x[: next(sizes)].clone()})
+    sets = rotation(lambda _, t: {"minus": -t.x, "some": t.x[: next(sizes)].clone()})
     assert sets.is_renewable
     before = inputs(sets)
     sets.renew()
@@ -105,7 +186,11 @@ def test_what_is_encoded_to_another_form_each_time_stays_as_it_is():
 
 
 def test_what_holds_a_graph_of_autograd_is_not_renewed():
-    assert not rotation(lambda _, t: {"kept": (t.x.clone().requires_grad_() * 2,)}).is_renewable
+    sets = rotation(lambda _, t: {"kept": (t.x.clone().requires_grad_() * 2,)})
+    assert not sets.is_renewable
+    before = inputs(sets)
+    sets.renew()
+    assert all(map(torch.equal, before, inputs(sets)))
 
 
 def test_what_was_encoded_to_an_expanded_tensor_is_encoded_anew_too():
@@ -148,3 +233,17 @@ def test_sets_are_renewed_at_first_and_then_in_a_twentieth_of_the_time(monkeypat
         renewal.due()
     assert renewed == [100.0, 104.1, 106.1]
     assert device.waits == 3
+
+
+def test_values_that_lie_in_the_memory_that_they_are_copied_to_are_copied_before():
+    for shape in ((8,), (3, 3)):
+        memory = torch.arange(100.0)
+        size = torch.Size(shape).numel()
+        source, target = memory[:size].view(shape), memory[1 : size + 1].view(shape)
+        wanted = source.clone()
+        rotation_module._copy([(source, target)])
+        assert torch.equal(target, wanted)
+    square = torch.arange(9.0).view(3, 3)
+    wanted = square.T.clone()
+    rotation_module._copy([(square.T, square)])
+    assert torch.equal(square, wanted)

@@ -187,6 +187,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # cli/test_runs.py stops and resumes a run, processes/test_ending.py has that nothing goes on
 @pytest.mark.usefixtures("known_limits")
 @pytest.mark.cold
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
@@ -212,7 +213,6 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert [case for case, _ in log(tmp_path)] == [jobs[i].case.id for i in (0, 1, 1, 2)]
     assert run.header.finished
     assert watcher.plan == (3, 1)
-    # Now there is nothing left, and nothing starts.
     monkeypatch.setattr("harness.processes.team.Rank", None)
     assert run_jobs(tmp_path / "run", *jobs, resume=True, watcher=watcher) == run
     assert watcher.plan == (3, 3)

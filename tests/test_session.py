@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 
 from harness import check
 from harness.devices.cpu import Cpu
+from harness.errors import UsageError
 from harness.measure import measure
-from harness.model import Case, Job, Timing
+from harness.model import Case, Job, KernelFacts, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import Group
 from harness.session import EndedError, Session, bytes_needed
@@ -148,6 +150,21 @@ def test_an_obstacle_is_known_before_anything_is_made(options, device, status, t
     assert device.log == ["release"]
 
 
+def test_memory_that_is_just_enough_is_no_obstacle():
+    assert Session(CASE, op(), FakeDevice(free=bytes_needed(CASE, op()))).obstacle() is None
+    assert Session(CASE, op(), FakeDevice(free=bytes_needed(CASE, op()) - 1)).obstacle().status == "out_of_memory"
+
+
+def test_an_op_whose_results_nobody_checks_says_so():
+    sheet = op()
+    sheet.unchecked = "it is random"
+    with Session(CASE, sheet, FakeDevice()) as session:
+        session.prepare()
+        session.check()
+    [warning] = session.warnings
+    assert (warning.code, warning.message) == ("unchecked", "no result of this op is checked: it is random")
+
+
 def test_a_world_needs_as_many_devices():
     group = Group(0, 2, lambda value, _: [value, value])
     case = Case("twice", "ours", "float32", (("N", 1024),), world=2, device="cpu")
@@ -177,9 +194,26 @@ def test_a_group_of_another_size_is_refused():
         Session(CASE, op(), FakeDevice(), Group(0, 2))
 
 
+def test_a_case_that_is_not_one_of_the_op_s_is_refused():
+    with pytest.raises(UsageError, match="int8"):
+        Session(replace(CASE, dtype="int8"), op(), FakeDevice())
+
+
 def test_the_variant_says_how_it_is_timed_or_the_op():
     assert Session(CASE, op(timer="steady"), FakeDevice()).timer == "steady"
     assert Session(CASE, op(op_timer="host"), FakeDevice()).timer == "host"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_each_kernel_that_a_variant_loads_is_told_once(timed):
+    facts = [KernelFacts("twice", 16, 0, 0), KernelFacts("thrice", 24, 8, 1024)]
+
+    def prepare(ctx: Context) -> Launch:
+        ctx.kernels.extend([*facts, *facts])
+        return twice(ctx)
+
+    assert Session(CASE, op(), FakeDevice()).kernels == ()
+    assert measure(Job(CASE, Timing(max_time=0.01)), op(prepare), FakeDevice(), timed=timed).kernels == tuple(facts)
 
 
 def closing(*closers: Callable[[], object], fails: Exception | None = None) -> Op:
@@ -278,6 +312,9 @@ def test_buffers_are_gone_before_memory_is_given_back(after):
 def test_bytes_needed():
     """x to compare with, two sets of x and y, and y in double precision: all of them are there during the check."""
     assert bytes_needed(CASE, op()) == 4096 + 2 * 2 * 4096 + 8192
+    unreferenced = op()
+    unreferenced.reference = None
+    assert bytes_needed(CASE, unreferenced) == 4096 + 2 * 2 * 4096
 
 
 def test_what_makes_its_own_outputs_is_checked_in_poisoned_memory(monkeypatch):
@@ -334,6 +371,7 @@ def test_sets_take_most_of_the_memory_and_a_warning_tells_where_it_does_not_do(f
     texts = [warning.message for warning in session.warnings if warning.code == "few-sets"]
     wanted = f"only {sets} of the 64 sets of buffers that would be larger than the cache are used"
     assert texts == [wanted] * warned
+    assert all(warning.advice == "free memory on the device" for warning in session.warnings)
 
 
 def test_all_ranks_have_as_many_sets_as_the_rank_with_the_least_memory():

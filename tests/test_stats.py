@@ -14,7 +14,8 @@ from harness import stats
 @pytest.mark.parametrize("n", [*range(1, 40), 100, 101, 999, 3000])
 def test_interval_is_the_innermost_pair_with_that_coverage(n: int, confidence: float) -> None:
     # x(k) to x(n-1-k), counted from 0, misses the median if at most k samples fall on one side of it.
-    covering = [k for k in range((n + 1) // 2) if 1 - 2 * scipy.stats.binom.cdf(k, n, 0.5) >= confidence]
+    outside = scipy.stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5).tolist()
+    covering = [k for k, share in enumerate(outside) if 1 - 2 * share >= confidence]
     expected = (max(covering), n - 1 - max(covering)) if covering else None
     assert stats.median_interval(list(range(n)), confidence) == expected
 
@@ -55,8 +56,9 @@ FREEDOMS = [*range(1, 41), 59, 99, 199, 999, 1999]
 @pytest.mark.parametrize("freedom", FREEDOMS)
 def test_tail_of_students_t(freedom: int) -> None:
     points = [0.0, *np.geomspace(1e-3, 1e8, 100), 1e150, 1e200]
-    for x in [*points, *(-x for x in points)]:
-        assert stats.t_tail(float(x), freedom) == pytest.approx(scipy.stats.t.sf(x, freedom), rel=2e-11, abs=1e-290)
+    xs = np.array([*points, *(-x for x in points)])
+    for x, tail in zip(xs.tolist(), scipy.stats.t.sf(xs, freedom).tolist(), strict=True):
+        assert stats.t_tail(x, freedom) == pytest.approx(tail, rel=2e-11, abs=1e-290)
 
 
 def test_tail_near_the_middle_and_without_end() -> None:
@@ -185,7 +187,9 @@ def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> No
 @pytest.mark.parametrize("power", [0.6, 0.9])
 def test_count_to_tell_is_the_first_that_does(level: float, power: float) -> None:
     """By the sum of two quantiles, to which the shift of the noncentral t comes near."""
-    shifts = {n: scipy.stats.t.isf(level, n - 1) + scipy.stats.t.isf(1 - power, n - 1) for n in range(2, 400)}
+    counts = np.arange(2, 400)
+    sums = scipy.stats.t.isf(level, counts - 1) + scipy.stats.t.isf(1 - power, counts - 1)
+    shifts = dict(zip(counts.tolist(), sums.tolist(), strict=True))
     for ratio in np.geomspace(0.25, 5, 40).tolist():
         exact = next(n for n, shift in shifts.items() if ratio * math.sqrt(n) >= shift)
         assert stats.count_to_tell(0.01, 0.01 * ratio, level, power, 1000) == exact

@@ -52,6 +52,7 @@ def test_seconds(value: float, text: str) -> None:
         (308281344, "308.3 MB"),
         (8589934592, "8.590 GB"),
         (2.5e12, "2.500 TB"),
+        (-5000, "-5.000 kB"),
     ],
 )
 def test_size(value: float, text: str) -> None:
@@ -60,7 +61,14 @@ def test_size(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(4.3e12, "4300 GB/s"), (1e12, "1000 GB/s"), (12.34e9, "12.3 GB/s"), (9.876e9, "9.88 GB/s"), (5e6, "0.00500 GB/s")],
+    [
+        (4.3e12, "4300 GB/s"),
+        (1e12, "1000 GB/s"),
+        (999.6e9, "999.6 GB/s"),
+        (12.34e9, "12.3 GB/s"),
+        (9.876e9, "9.88 GB/s"),
+        (5e6, "0.00500 GB/s"),
+    ],
 )
 def test_rate(value: float, text: str) -> None:
     assert units.rate(value) == text
@@ -73,6 +81,30 @@ def test_shares_and_ratios() -> None:
     assert units.change(0.5, decimals=0) == "+50%"
     assert units.change(-0.00001) == "0.00%"
     assert units.ratio(1.5) == "1.50x"
+
+
+def test_a_noun_has_the_number_that_it_is_counted_by() -> None:
+    assert [units.plural(number, "case") for number in (0, 1, 2)] == ["0 cases", "1 case", "2 cases"]
+
+
+@pytest.mark.parametrize(
+    ("value", "prefix"),
+    [
+        (1e12, "T"),
+        (9.99e11, "G"),
+        (1e9, "G"),
+        (9.99e8, "M"),
+        (1e6, "M"),
+        (9.99e5, "k"),
+        (1e3, "k"),
+        (999.0, ""),
+        (0.5, ""),
+    ],
+)
+def test_a_prefix_suits_values_from_its_scale_on(value: float, prefix: str) -> None:
+    scale = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}[prefix]
+    assert units.prefixed(value / 1e12) == (1.0, "")
+    assert units.prefixed(value) == units.prefixed(-value) == (scale, prefix)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +149,24 @@ def test_a_column_is_written_in_one_unit(unit: units.Unit, values: list[float], 
         (units.ITEMS, [2.5e6, 3e9], ("M rows/s", 1e6)),
         (units.ITEMS, [984.7, 6903.0], ("rows/s", 1.0)),
         (units.ITEMS, [984.7, 6.9e9], ("M rows/s", 1e6)),
+        # From a million on a number has a prefix.
+        (units.ITEMS, [1.0, 999_999.0], ("rows/s", 1.0)),
+        (units.ITEMS, [1.0, 1e6], ("k rows/s", 1e3)),
+        (units.ITEMS, [1.0, 6e8], ("k rows/s", 1e3)),
+        (units.ITEMS, [1e3, 5e8], ("k rows/s", 1e3)),
+        (units.ITEMS, [2.5e6, 3e6], ("M rows/s", 1e6)),
+        (units.SECONDS, [], ("s", 1.0)),
+        (units.MICROSECONDS, [1.0], ("us", 1e-6)),
+        (units.OPERATIONS, [1.0], ("TFLOP/s", 1e12)),
+        (units.BYTES, [5.0], ("B", 1.0)),
         (units.SHARE, [0.5], ("%", 0.01)),
+        (units.FINE_SHARE, [0.5], ("%", 0.01)),
+        (units.CHANGE, [0.5], ("%", 0.01)),
+        (units.RATIO, [0.5], ("x", 1.0)),
+        (units.FINE_RATIO, [0.5], ("x", 1.0)),
+        (units.DECIBELS, [0.5], ("dB", 1.0)),
         (units.COUNT, [5.0], ("", 1.0)),
+        (units.PLAIN, [5.0], ("", 1.0)),
     ],
 )
 def test_an_axis_takes_the_unit_of_its_largest_number(

@@ -136,7 +136,8 @@ def variants(run: Run) -> Iterator[Section]:
             by_op[line.case.op].setdefault(line.case.variant, line.role)
     if not by_op:
         return
-    made = [Section(f"{op}: {kernel(op)}" if kernel(op) else op, (_legend(op, own),)) for op, own in by_op.items()]
+    files = {op: kernel(op) for op in by_op}
+    made = [Section(f"{op}: {files[op]}" if files[op] else op, (_legend(op, own),)) for op, own in by_op.items()]
     few = len(made) <= _FEW_OPS
     yield Section(VARIANTS, (Note(_ROWS), *(made if few else [Details(plural(len(made), "op"), tuple(made))])))
 

@@ -70,6 +70,7 @@ def test_a_candidate_that_ends_its_process(harness: Harness, folder: Path) -> No
     assert (folder / "page.md").read_text().startswith("# crashed: killed by signal SIGABRT")
 
 
+@pytest.mark.slow  # tests/judge has such models, test_a_candidate_that_is_right the command
 def test_a_model_that_is_wrong(harness: Harness, folder: Path) -> None:
     """Its reference lies in another file, and neither is loaded by the process that judges."""
     (folder / "ref.py").write_text(MODEL)

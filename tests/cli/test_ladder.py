@@ -44,6 +44,8 @@ def climbed(harness: Harness) -> subprocess.CompletedProcess[str]:
     return harness("ladder", STEP, *QUICK, "--seeds=3", "--steps=10")
 
 
+# examples/test_examples.py has the ladder of a step, steps/ladder the check of its rungs, their code and the report.
+@pytest.mark.slow
 def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
     climbed: subprocess.CompletedProcess[str], folder: Path, environment: Callable[..., dict[str, str]]
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_ladder_leaves_a_run_with_the_code_of_the_fastest_rung(
     assert done.stdout.count("loss ") == 10, done.stderr
 
 
+@pytest.mark.slow  # steps/ladder/test_learning.py has the trainings, steps/ladder/test_report.py what is said of them
 def test_losses_from_several_seeds_are_part_of_the_recommendation(
     climbed: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
@@ -73,6 +76,7 @@ def test_losses_from_several_seeds_are_part_of_the_recommendation(
     assert re.search(told, climbed.stdout)
 
 
+@pytest.mark.slow  # cli/test_runs.py has what refuses and resumes a run, the test above that the plug-in lies beside it
 def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     climbed: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:
@@ -89,6 +93,7 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     assert "What to use" in (folder / "mine" / "report.md").read_text()
 
 
+@pytest.mark.slow  # steps/ladder/test_ranks.py has rungs on two ranks, steps/ladder/test_report.py what a report says
 def test_two_ranks_are_measured_beside_one(harness: Harness, folder: Path) -> None:
     arguments = [argument for argument in QUICK if not argument.startswith(("--output", "--variants"))]
     done = harness("ladder", STEP, *arguments, "--world=2", "--variants=float32", "--output=two")

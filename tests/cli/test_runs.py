@@ -207,6 +207,7 @@ def test_report_writes_again_what_was_stored_and_names_what_is_lost(
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow  # test_runs_resumed.py has what is told, a test above what is resumed
 def test_a_run_is_gone_on_with_by_the_command_that_is_told(
     finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:
@@ -358,6 +359,7 @@ def on_a_terminal(command: list[str], folder: Path, variables: dict[str, str]) -
     return drawn.decode()
 
 
+@pytest.mark.slow  # what a bar draws, the next tests and test_progress.py have, on a console in memory
 def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(
     folder: Path, environment: Environment
 ) -> None:

@@ -33,6 +33,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow  # tests/tune has the search and its table, tests/plans that a case takes the plan of a near one
 def test_a_search_writes_a_table_and_the_next_run_takes_its_plan(
     harness: Harness, folder: Path, tmp_path: Path
 ) -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from tests.collection.conftest import case_of
 from tests.collection.emulation import Gpu, compiler, complaint
+from tests.rare import rare
 
-# (op, dtype, sizes and choices, plans): plans that no rule takes at these sizes. Each compilation takes a second.
+# (op, dtype, sizes and choices, plans): plans that no rule takes at these sizes. Each compilation takes a second, so
+# few are usual: tests of each op's plan say which elements its threads have, without a compiler.
 CASES = [
     (
         "nchw_to_nhwc",
@@ -15,13 +17,13 @@ CASES = [
         {"N": 2, "C": 144, "H": 16, "W": 17},
         [{"tiles": "registers1"}, {"tiles": "packs16x16"}],
     ),
-    ("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
-    ("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
-    ("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 1}]),
-    ("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
+    rare("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
+    rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
+    rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 1}]),
+    rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
-    ("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
-    ("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"kept": 2, "resident": 1}]),
+    rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"kept": 2, "resident": 1}]),
 ]
 
 

@@ -7,17 +7,18 @@ import pytest
 from harness.collection.ops.gemm import _int8_plan
 from tests.collection.conftest import case_of
 from tests.collection.emulation import Gpu, compiler, complaint
+from tests.rare import rare
 
 # (sizes, a plan or the rule's, the kernel, elements by which tensors begin past 16 bytes): several tiles a block, tiles
 # that stick out, clusters that share sums, rows of x and of y that begin anywhere. Each compilation takes seconds.
 TILE = {"tile": "32x64", "warps": 4, "depth": 64, "stages": 3, "blocks": 1, "split": 1}
 CASES = [
-    ({"M": 70, "K": 208, "N": 264, "scales": "channel"}, TILE, "tiles", {}),
+    rare({"M": 70, "K": 208, "N": 264, "scales": "channel"}, TILE, "tiles", {}),
     ({"M": 70, "K": 208, "N": 264, "scales": "channel"}, TILE, "tiles", {"y": 1}),
-    ({"M": 37, "K": 520, "N": 75}, {**TILE, "split": 4}, "tiles", {}),
-    ({"M": 33, "K": 133, "N": 72}, None, "tiles", {}),
+    rare({"M": 37, "K": 520, "N": 75}, {**TILE, "split": 4}, "tiles", {}),
+    rare({"M": 33, "K": 133, "N": 72}, None, "tiles", {}),
     ({"M": 3, "K": 1004, "N": 40, "scales": "channel"}, None, "few", {"x": 4}),
-    ({"M": 9, "K": 2048, "N": 20}, None, "few", {"weight": 3}),
+    rare({"M": 9, "K": 2048, "N": 20}, None, "few", {"weight": 3}),
 ]
 
 

@@ -1,9 +1,10 @@
-"""Two, four and eight ranks with gloo: collectives and training steps, whose rings, parts and means need many ranks."""
+"""Two and four ranks with gloo: collectives and training steps, whose rings, parts and means need many ranks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,20 @@ LLAMA, PARTS = (
 RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
 STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str | int], ...]]]] = {
     2: [
-        *(("bert_scaling", way, BERT) for way in ("replicas", "no_sync", "after", "ddp")),
-        ("resnet50_scaling", "after", RESNET),
-        ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
+        *(("bert_scaling", way, BERT) for way in ("after", "ddp")),
         ("llama_scaling", "fsdp", PARTS),  # its other ways, steps/training/test_sharded.py compares with one process
-        ("llama_scaling", "chunked_half", LLAMA),
     ],
     4: [("resnet50_scaling", "ddp", RESNET)],
-    8: [],
 }
-"""Training steps for each number of ranks: every way and every model on two, and gradients that four share."""
+"""Training steps for each number of ranks: gradients that are averaged meanwhile, afterwards and in parts."""
+OTHERS = [
+    ("bert_scaling", "replicas", BERT),
+    ("bert_scaling", "no_sync", BERT),
+    ("resnet50_scaling", "after", RESNET),
+    ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
+    ("llama_scaling", "chunked_half", LLAMA),
+]
+"""Other ways and models on two ranks."""
 
 By = dict[Case, list[Measurement]]
 
@@ -48,17 +53,15 @@ def odd(world: int) -> int:
     return 4096 + world // 2
 
 
-def steps(world: int) -> list[Case]:
+def steps(world: int, chosen: Sequence[tuple[str, str, tuple[tuple[str, str | int], ...]]] | None = None) -> list[Case]:
     return [
         Case(op, way, "bfloat16" if op == "llama_scaling" else "float16", (("B", SIZES[op]),), choices, world, "cpu")
-        for op, way, choices in STEPS[world]
+        for op, way, choices in chosen or STEPS[world]
     ]
 
 
 def cases(world: int) -> list[Case]:
     sizes = [*((op, 4096) for op in COLLECTIVES), ("all_to_all", odd(world)), ("all_reduce", 2), ("all_to_all", world)]
-    if world == 8:  # what parts and rings need of more ranks, four of them have
-        sizes = [("all_reduce", 4096), ("reduce_scatter", 4096), ("all_to_all", odd(world)), ("all_to_all", world)]
     halves = [collective(op, world, dtype="float16") for op in ("all_reduce", "all_gather") if world == 2]
     return [*(collective(op, world, n) for op, n in sizes), *halves, *steps(world)]
 
@@ -81,13 +84,8 @@ WRONG = {
 """Cases of two ranks that are wrong in the timed calls alone, with what is found."""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> By:
-    """The measurements of all ranks by their case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    asked = [(case, case in TIMED) for world in STEPS for case in cases(world)]
-    # Behind the other cases of two ranks, so that one world follows the other.
-    asked[len(cases(2)) : len(cases(2))] = [(case, True) for case in WRONG]
+def measured(folder: Path, asked: Sequence[tuple[Case, bool]]) -> By:
+    """The measurements of all ranks by their case. asked: cases, and whether they are timed."""
     questions = [Measure(Job(case, TIMING), 0, timed) for case, timed in asked]
     command = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(
@@ -95,12 +93,28 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> By:
     )
     assert done.returncode == 0, done.stderr.decode()
     measurements: By = {}
-    for world in STEPS:
+    for world in sorted({case.world for case, _ in asked}):
         for rank in range(world):
             for reply in map(decode_reply, (folder / f"{world}-{rank}").read_bytes().splitlines()):
                 assert isinstance(reply, Measured)
                 measurements.setdefault(reply.measurement.case, []).append(reply.measurement)
     return measurements
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> By:
+    asked = [(case, case in TIMED) for world in STEPS for case in cases(world)]
+    # Behind the other cases of two ranks, so that one world follows the other.
+    asked[len(cases(2)) : len(cases(2))] = [(case, True) for case in WRONG]
+    return measured(tmp_path_factory.mktemp("ranks"), asked)
+
+
+@pytest.mark.slow  # the tests below have other ways and models, steps/training/test_scaling.py what these add
+def test_other_steps_of_two_ranks_are_right(tmp_path: Path) -> None:
+    for case, told in measured(tmp_path, [(case, False) for case in steps(2, OTHERS)]).items():
+        assert [(m.status, m.error) for m in told] == [("ok", None)] * 2, case.id
+        assert told[0].work
+        assert (told[0].work.items, told[0].work.sent > 0) == (2 * SIZES[case.op], True)
 
 
 @pytest.mark.parametrize("world", STEPS)

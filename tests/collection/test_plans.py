@@ -14,7 +14,7 @@ from harness.tune.candidates import legal_plans
 from tests.collection.test_kernels import GENERATOR, FakeKernel, alignments, case_of, pretend_gpu, told
 
 TUNED = [(op, name) for op in Catalogue().values() for name, variant in op.variants.items() if variant.tuning]
-CASES, PLANS = 16, 8  # of a variant, and of a case
+CASES, PLANS = 16, 3  # of a variant, and of a case
 
 
 def launched(monkeypatch, op, case, plan=None):

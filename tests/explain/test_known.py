@@ -74,6 +74,41 @@ def test_a_case_that_no_run_has(stored, measured, tmp_path):
     with pytest.raises(UsageError, match="no case") as far:
         newest("nothing", [tmp_path])
     assert "glob" in far.value.advice
+    with pytest.raises(UsageError, match="no case") as other:
+        newest("sum/eager/float16/K7", [tmp_path])
+    assert "glob" in other.value.advice, "an id that has less than half in common isn't meant"
+
+
+def test_an_error_names_three_ids_at_most(stored, measured, tmp_path):
+    stored("run", "2026-01-01", *(measured(f"naive{i}") for i in range(5)))
+    with pytest.raises(UsageError) as near:
+        newest("scale/naive/float32/N1024", [tmp_path])
+    assert near.value.advice.count("scale/naive") == 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("scale", "'scale' has 1 part; an id has 4 or more: op/variant/type/size"),
+        ("scale/naive", "'scale/naive' has 2 parts; an id has 4 or more: op/variant/type/size"),
+        ("scale/naive/float32", "'scale/naive/float32' has 3 parts; an id has 4 or more: op/variant/type/size"),
+        ("scale/naive/float32/N1024", "no case in "),
+        ("scale/other", "no case in "),
+    ],
+)
+def test_an_id_of_too_few_parts_is_told_as_such(stored, measured, tmp_path, pattern, said):
+    hot = measured("naive")
+    stored("run", "2026-01-01", replace(hot, case=replace(hot.case, cache="hot")), measured("tuned"))
+    with pytest.raises(UsageError) as caught:
+        newest(pattern, [tmp_path])
+    assert caught.value.message.startswith(said)
+    assert (f"or a glob: '{pattern}/*'" in caught.value.advice) == ("part" in said)
+
+
+def test_a_run_whose_date_cannot_be_read_is_older_than_all_others(stored, measured, tmp_path):
+    dated = stored("a", "2026-01-01", measured("naive"))
+    stored("b", "yesterday", measured("naive"))
+    assert newest("scale/naive/float32/N1024", [tmp_path])["scale/naive/float32/N1024"].folder == dated
 
 
 def test_a_case_without_a_time_cannot_be_explained(stored, measured):
@@ -126,6 +161,28 @@ def test_counters_are_those_of_a_call(with_tools):
     assert [(k.share, k.seconds) for k in found.kernels] == [(0.75, 0.75 * 1e-3), (0.25, 0.25 * 1e-3)]
     assert (found.kernels[0].read, found.kernels[0].written) == (200.0, 100.0)
     assert found.moved == (400.0, 200.0, "by counters")
+
+
+def test_the_run_with_counters_is_told_beside_the_newest(stored, measured, tmp_path):
+    case = "scale/naive/float32/N1024"
+    counted, plain = (stored(name, f"2026-01-0{day}", measured("naive")) for day, name in enumerate("ab", 1))
+    store.attach(plain, [Attachment(case, "nsys", kernels=(KernelProfile("a", 1.0),))])
+    assert newest(case, [tmp_path])[case].counted is None
+    store.attach(counted, [Attachment(case, "ncu", kernels=(KernelProfile("a", 1.0), *kernels(3.0)))])
+    assert newest(case, [tmp_path])[case][::2] == (plain, counted)
+
+
+def test_launches_of_other_variants_are_known_where_a_profiler_saw_them(stored, measured):
+    folder = stored("run", "2026-01-01", measured("naive", 3e-3), measured("slow", 4e-3), measured("tuned"))
+    store.attach(
+        folder,
+        [
+            Attachment("scale/tuned/float32/N1024", "ncu", kernels=kernels(3.0, 1.0)),
+            Attachment("scale/slow/float32/N1024", "nsys"),
+        ],
+    )
+    found = known(store.load(folder), "scale/naive/float32/N1024")
+    assert found.siblings == (Sibling("tuned", 1e-3, 4.0), Sibling("slow", 4e-3))
 
 
 def test_kernels_without_figures(with_tools):

@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import MachineError
 from harness.gate import two_codes
-from harness.gate.alike import unlike
+from harness.gate.alike import _is_alike, unlike
 from harness.gate.case_lists import Cases
 from harness.gate.noise_store import Noise
 from harness.gate.records import Margin, Pair, Revision, Stage
@@ -109,3 +109,15 @@ def test_a_gate_doubts_code_that_gives_the_kernels_of_the_base_other_times(
     found = two_codes._measured_alike(request, sides, NOISE, 1).measuring
     assert found.startswith(doubt) if doubt else found == ""
     assert (codes["base"].root, codes["base"].own_root, codes["now"]) == (Path("/old"), None, base)
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "alike"),
+    [("unsupported", "unsupported", True), ("unsupported", "ok", False), ("skipped", "unsupported", True)],
+)
+def test_what_one_of_the_codes_measures_alone_is_not_measured_alike(base: Any, now: Any, alike: bool) -> None:
+    case = Case("a", "v", "float32", (("N", 8),))
+    pairs: Any = Pairs({})
+    for side, status in (("base", base), ("now", now)):
+        pairs.measurements[side][case.id] = [Measurement(case, status, samples=(1.0,) if status == "ok" else ())]
+    assert _is_alike(pairs, case.id, 0.01, NOISE, 1) == alike

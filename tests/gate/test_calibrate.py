@@ -14,6 +14,7 @@ from harness import gate
 from harness.errors import MachineError, UsageError
 from harness.gate import calibration, noise_store
 from harness.gate.case_lists import Cases
+from harness.gate.offsets import Block
 from harness.gate.records import CaseEvidence, GateRun, Pair, Revision
 from harness.gate.two_codes import Request, Sides
 from harness.gate.worktree import Checkout, Repository
@@ -101,3 +102,21 @@ def test_a_block_with_too_few_pairs_tells_nothing(calibrate: Started, tmp_path: 
         gate.summary(runs, tmp_path / "noise.json")
     # CI would keep a file without floors for ever.
     assert not (tmp_path / "noise.json").exists()
+
+
+def test_the_noisiest_case_comes_first_and_controls_are_no_part_of_the_family(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence], machine: Machine, tmp_path: Path
+) -> None:
+    """Cases without enough blocks come last. Blocks may all have gained: identical code differs either way."""
+    means = {1: [-0.001, -0.002, -0.003, -0.002, -0.001], 2: [0.01, 0.02, -0.01, 0.02, 0.01], 3: [0.5], 4: [0.001] * 5}
+    cases = tuple(evidence(of=case(n=n), control=n == 4) for n in means)
+    noise = noise_store.load(machine, tmp_path / "noise.json")
+    noise.add({(case(n=n).id, "graph"): [Block(mean) for mean in of_case] for n, of_case in means.items()})
+    made = GateRun("paired", CODE.code, CODE.code, machine, (), cases, (), 1, 0.01, "", 1.0)
+    _, rows = gate.summary([made], noise.file)
+    assert [row.case for row in rows[::3]] == [case(n=2), case(n=3)]
+    assert {row.case for row in rows if row.control} == {case(n=4)}
+    quiet = next(row for row in rows if row.case == case(n=1))
+    assert quiet.typical == pytest.approx(1 - math.exp(-0.002))
+    assert quiet.margin == noise.margin(case(n=1).id, "graph", 0.01, family=3)
+    assert quiet.margin.allowed != noise.margin(case(n=1).id, "graph", 0.01, family=1).allowed

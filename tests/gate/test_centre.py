@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy  # which imports scipy.stats, a second's work, where it is used
 
+from harness import stats
 from harness.gate.centre import LEAST_TRIMMED, Centre, TrimmedMean
 from harness.stats import Mean
 
@@ -50,7 +51,18 @@ def test_either_mean_decides_at_half_of_the_level(scale: float) -> None:
     assert found.p_below(0.3) == pytest.approx(2 * min(mean.p_below(0.3), trimmed.p_below(0.3)))
     for level in (0.001, 0.01, 0.05):
         assert (found.p_below(found.high(level) * (1 + 1e-6)) <= level) or found.high(level) < 0
-    assert found.value in (mean.value, trimmed.value)
+    best = mean if mean.error < trimmed.error else trimmed
+    assert (found.value, found.best.error) == (best.value, best.error)
+    assert found.p_below(min(mean.value, trimmed.value) - 100 * max(mean.error, trimmed.error)) == 1.0
+
+
+def test_values_that_show_the_side_of_a_limit_are_counted_by_the_better_mean_at_half_of_the_level() -> None:
+    found = Centre.of(np.random.default_rng(3).normal(0, 1, 30).tolist())
+    deviation = found.best.deviation
+    wanted = stats.count_to_tell(deviation, deviation / 4, 0.025, 0.9, 640)
+    assert wanted < stats.count_to_tell(deviation, deviation / 4, 0.02, 0.9, 640) < 640
+    for limit in (found.value - deviation / 4, found.value + deviation / 4):
+        assert found.count_to_tell(limit, 0.05, 0.9, 640) == wanted
 
 
 def test_few_values_have_their_mean_at_the_whole_level() -> None:

@@ -81,6 +81,10 @@ WIDE = "--margin=99.9%"
 
 # Up to nine processes that import torch, one after the other.
 pytestmark = pytest.mark.timeout(300)
+# devices/test_plugged_in.py has a gate that fails a slower run and passes an equal one, test_procedure.py and
+# test_sides.py what is measured of both sides, rules/ and test_pairs.py what becomes of it, cli/test_gate_progress.py
+# what is said.
+whole = pytest.mark.slow
 Gate = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -187,6 +191,9 @@ def outcomes(run: GateRun) -> dict[str, str]:
     return {f"{e.case.op}/{e.case.variant}": e.decision.outcome for e in run.cases if e.decision}
 
 
+# rules/test_code.py has what becomes of such code, cli/test_gate_progress.py what is said, processes/test_used.py what
+# finds it.
+@pytest.mark.slow
 def test_code_that_both_sides_import_is_named_and_passes_only_if_that_is_accepted(
     tmp_path: Path,
 ) -> None:
@@ -221,6 +228,7 @@ def test_code_that_both_sides_import_is_named_and_passes_only_if_that_is_accepte
     assert not list((tmp_path / "cache" / "worktrees").glob("*/base"))
 
 
+@whole
 def test_a_slower_op_fails_and_a_steady_one_does_not(compared: Compared) -> None:
     assert compared.done.returncode == 1, compared.done.stderr
     assert outcomes(compared.run)["changed/plain"] == "regressed"
@@ -230,6 +238,7 @@ def test_a_slower_op_fails_and_a_steady_one_does_not(compared: Compared) -> None
     assert compared.run.now.dirty
 
 
+@whole
 def test_what_is_gone_fails_and_what_is_new_is_a_note(compared: Compared) -> None:
     missing = [finding for finding in compared.run.findings if finding.rule == "missing" and finding.case]
     assert {finding.severity for finding in missing} == {"failure"}
@@ -244,6 +253,7 @@ def test_what_is_gone_fails_and_what_is_new_is_a_note(compared: Compared) -> Non
     assert new == ["leaner", "leaner"]
 
 
+@whole
 def test_a_lowered_floor_fails_unless_it_is_accepted_which_every_output_says(compared: Compared) -> None:
     [lower] = [finding for finding in compared.run.findings if finding.rule == "scenario"]
     assert lower.severity == "accepted"
@@ -254,6 +264,7 @@ def test_a_lowered_floor_fails_unless_it_is_accepted_which_every_output_says(com
     assert "accepted with --accept: scenario (1 finding)" in " ".join(compared.done.stdout.split())
 
 
+@whole
 def test_a_leaner_variant_leaves_the_work_of_the_others_as_it_was(compared: Compared) -> None:
     steady = {
         e.case.variant: e
@@ -267,6 +278,7 @@ def test_a_leaner_variant_leaves_the_work_of_the_others_as_it_was(compared: Comp
     assert not [finding for finding in compared.run.findings if finding.rule == "work"]
 
 
+@whole
 def test_an_op_that_is_gone_fails(compared: Compared) -> None:
     assert "can't be loaded any more" in compared.done.stdout
     assert "no op is named 'removed'" in compared.done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from harness.errors import MachineError, UsageError
 from harness.gate import noise_store
 from harness.gate.offsets import ASSUMED, LEAST_BLOCKS, OFFSET_ALPHA, Block, Offset
 from harness.gate.records import Margin
-from harness.model import Machine
+from harness.model import Machine, Measurement
 from harness.ops import Catalogue
 
 QUIET = [Block(mean) for mean in (0.0004, -0.0005, 0.0003, -0.0006, 0.0005)]
@@ -91,7 +92,7 @@ def test_blocks_without_any_difference_and_absurd_ones_have_a_limit() -> None:
 
 
 def test_blocks_add_up_over_calibrations(machine: Machine, tmp_path: Path) -> None:
-    file = tmp_path / "sub" / "noise.json"
+    file = tmp_path / "sub" / "deeper" / "noise.json"
     noise_store.load(machine, file).add({("a", "graph"): [Block(0.001), Block(0.002, 0.1)]})
     noise_store.load(machine, file).add({("a", "graph"): [Block(-0.003)], ("b", "graph"): [Block(0.004)]})
     assert noise_store.load(machine, file).blocks == {
@@ -111,8 +112,16 @@ def test_blocks_that_are_added_count_at_once(machine: Machine, tmp_path: Path) -
 def test_the_newest_blocks_count(machine: Machine, tmp_path: Path) -> None:
     noise = noise_store.load(machine, tmp_path / "noise.json")
     noise.add({("a", "graph"): [Block(0.5)]})
-    noise.add({("a", "graph"): [Block(0.001)] * noise_store.KEPT})
-    assert noise_store.load(machine, noise.file).blocks == {("a", "graph"): [Block(0.001)] * noise_store.KEPT}
+    noise.add({("a", "graph"): [Block(0.001)] * 20})
+    assert noise_store.load(machine, noise.file).blocks == {("a", "graph"): [Block(0.001)] * 20}
+    noise.add({("a", "graph"): [Block(0.002)]})
+    assert noise_store.load(machine, noise.file).blocks == {("a", "graph"): [*[Block(0.001)] * 19, Block(0.002)]}
+
+
+def test_the_timer_of_a_case_is_the_one_of_a_process_with_a_time(measured: Callable[..., Measurement]) -> None:
+    crashed = measured(status="crashed", timer="host")
+    assert noise_store.timer([crashed, measured(timer="launch")]) == "launch"
+    assert noise_store.timer([crashed]) == noise_store.timer([]) == ""
 
 
 def test_a_file_of_several_machines_keeps_them_apart(machine: Machine, tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_few_blocks_say_nothing(draw: np.random.Generator) -> None:
     assert offsets({"a": [Block(0.0)] * 5})["a"].scale == 0
 
 
+def test_a_block_that_is_far_off_counts_as_three_robust_standard_deviations() -> None:
+    """The median absolute value of a normal variable is 0.6745 standard deviations."""
+    means = [0.001, -0.001] * 4 + [0.001, 0.9]
+    [found] = offsets({"a": [Block(mean) for mean in means]}).values()
+    assert found.scale == pytest.approx(0.001 * math.sqrt((9 + (3 / 0.67449) ** 2) / 10), rel=1e-4)
+
+
 def test_old_blocks_without_errors_count_as_offsets_entirely() -> None:
     means = [0.001, -0.002, 0.0015, 0.001, -0.001]
     [found] = offsets({"a": [Block(mean) for mean in means]}).values()
@@ -84,6 +91,8 @@ def test_what_is_allowed_grows_with_the_cases_so_that_the_run_errs_as_rarely(fam
     for each in (ASSUMED, known):
         assert family * each.chance(each.allowed(family)) == pytest.approx(OFFSET_ALPHA, rel=1e-6)
     assert Offset(0.0, 20, 10).chance(0.01) == 0.0
+    assert ASSUMED.allowed(0) == ASSUMED.allowed(1)
+    assert ASSUMED.blocks == 0
 
 
 @pytest.mark.parametrize("family", [12, 200])

@@ -166,6 +166,10 @@ def test_a_forked_process_is_not_compared_with_one_that_was_started(
     pairs()[0].measure("screen", 1, {"base": both, "now": both})
     # Closed before anything was measured, and again when the pair was complete.
     assert [each.closed for each in FakeNursery.made] == [2]
+    log.clear()
+    monkeypatch.setattr(FakeNursery, "close", lambda _: log.append(("nursery", "close")))
+    pairs()[0].measure("screen", 1, {"base": both, "now": both})
+    assert [what for _, what in log] == ["close", "a", "end", "a", "end", "close"]
 
 
 def test_one_harness_that_measures_both_sides_is_loaded_once() -> None:
@@ -237,6 +241,21 @@ def test_the_next_process_is_started_while_one_measures_where_that_disturbs_noth
     several, _ = pairs(ahead=1)
     several.measure("screen", 1, {"base": ranks, "now": ranks})
     assert [what for _, what in log] == ["begin 2", "a", "end", "a", "end"]
+    log.clear()
+    mixed = [*ranks, *jobs("b")]
+    pairs(ahead=1)[0].measure("screen", 1, {"base": mixed, "now": mixed})
+    assert log[0][1] == "begin 2", "the first case's ranks are needed first"
+
+
+def test_each_measurement_is_told_when_it_begins_and_when_it_is_there(log: list[tuple[str, str]]) -> None:
+    made, quiet = pairs()
+    told: list[tuple[str, str, Side]] = []
+    observer: Any = quiet
+    observer.started = lambda job, side: told.append(("started", job.case.op, side))
+    observer.finished = lambda found, side: told.append(("finished", found.case.op, side))
+    made.measure("screen", 1, {"base": jobs("a", "b"), "now": jobs("a", "b")})
+    sides = [quiet.firsts[0], *({"base", "now"} - {quiet.firsts[0]})]
+    assert told == [(what, op, side) for side in sides for op in "ab" for what in ("started", "finished")]
 
 
 def test_each_stage_measures_the_code_that_lay_there_when_the_gate_began(

@@ -110,6 +110,8 @@ def test_the_largest_loss_of_the_waivers_that_hold_today_covers_a_case() -> None
     assert waiver_of(every, "prelu/tuned/float32/N8", TODAY) == every[1]
     assert waived(every, ["prelu/a", "copy/b", "other"], TODAY) == {"prelu/a": 0.03, "copy/b": 0.9}
     assert waiver(until=TODAY).covers("prelu/a", TODAY)  # the last day is a day
+    either = Waiver(("prelu/*", "softmax/*"), 0.03, "", "", "2026-12-31", "")
+    assert [either.names(case) for case in ("prelu/a", "softmax/a", "copy/a")] == [True, True, False]
 
 
 # --- what is told ---
@@ -143,10 +145,24 @@ def test_waivers_that_do_nothing_are_notes(lost: Callable[..., CaseEvidence]) ->
         assert message.endswith(words)
 
 
+def test_a_waiver_fits_a_run_if_it_fits_one_of_its_cases(
+    lost: Callable[..., CaseEvidence], case: Callable[..., Case]
+) -> None:
+    other = lost(0.0, of=case("tuned", op="copy"))
+    [(_, message)] = judged(lost(0.0), other, of=(waiver(),))
+    assert message.endswith("isn't needed against main")
+
+
 def test_nothing_is_said_of_what_is_needed_where_nothing_was_measured() -> None:
     assert judged(of=(waiver(),)) == []
     [(severity, message)] = judged(of=(waiver(until="2026-11-24"),))
     assert (severity, "expired" in message) == ("note", True)
+    assert judged(of=(waiver(until=TODAY),)) == []
+
+
+def test_a_waiver_has_not_expired_on_its_last_day(lost: Callable[..., CaseEvidence]) -> None:
+    [(_, message)] = judged(lost(0.0), of=(waiver(until=TODAY),))
+    assert message.endswith("isn't needed against main")
 
 
 def test_a_waiver_of_a_control_covers_nothing(lost: Callable[..., CaseEvidence], case: Callable[..., Case]) -> None:

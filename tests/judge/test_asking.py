@@ -23,7 +23,7 @@ def test_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import os\nos._exit(7)\n", "the process ended by exit status 7"),
+        ("import os\nprint('pigs', flush=True)\nos._exit(7)\n", "the process ended by exit status 7 pigs"),
         ("import os\nprint('pigs', flush=True)\nos.abort()\n", "the process ended by signal SIGABRT"),
         ("raise KeyError('a')\n", "KeyError: 'a'"),
         ("import sys\nsys.exit(0)\n", "SystemExit: 0"),

@@ -23,6 +23,9 @@ def test_the_best_way_counts_and_only_copies_make_the_peak() -> None:
     assert [point.way for point in limits.best] == ["fast"]
     assert limits.peak == 40.0
     assert Limits((stream(50, 50, 1.0),)).peak is None
+    several = (stream(50, 50, seconds, "memcpy", is_copy=True) for seconds in (4.0, 2.0, 5.0))
+    assert Limits((*several, stream(50, 50, 1.0))).peak == 50.0
+    assert not StreamPoint(1, 1, 1.0, "kernel").is_copy
 
 
 def test_drift_compares_each_way_with_itself() -> None:
@@ -52,6 +55,11 @@ def test_the_ceiling_at_a_measured_size_is_what_was_measured() -> None:
     # Bandwidth falls with size where the smaller stream still finds data in a cache.
     limits = Limits((stream(500, 500, 1.0), stream(1000, 1000, 4.0), stream(2000, 2000, 6.0)))
     assert limits.seconds(Work(1000, 1000)) == pytest.approx(4.0, rel=1e-12)
+    # Also at the ends, and between them, where the time grows more than in proportion.
+    steep = Limits((stream(500, 500, 1.0), stream(1000, 1000, 4.0), stream(2000, 2000, 16.0)))
+    for times in (1.0, 1.5, 2.0, 3.0, 4.0):
+        size = round(500 * times)
+        assert steep.seconds(Work(size, size)) == pytest.approx(times**2, rel=1e-12)
 
 
 def test_one_size_is_scaled_in_proportion() -> None:
@@ -62,6 +70,23 @@ def test_between_mixes_the_times_of_reads_and_writes_add_up() -> None:
     limits = Limits((stream(1000, 0, 1.0), stream(0, 1000, 3.0)))
     assert limits.seconds(Work(750, 250)) == pytest.approx(1.5, rel=1e-12)
     assert limits.seconds(Work(1000, 0)) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_mix_lies_between_the_two_nearest_ones() -> None:
+    limits = Limits((stream(500, 500, 1.0), stream(750, 250, 2.0), stream(1000, 0, 4.0)))
+    assert limits.seconds(Work(600, 400)) == pytest.approx(1.4, rel=1e-12)
+    assert limits.seconds(Work(875, 125)) == pytest.approx(3.0, rel=1e-12)
+    assert limits.seconds(Work(750, 250)) == pytest.approx(2.0, rel=1e-12)
+
+
+def test_a_mix_is_known_to_a_hundredth() -> None:
+    """Two reads and a write are 67% of reads, as are all mixes within half a percent of that."""
+    assert stream(2000, 1000, 1.0).read_share == 0.67
+    limits = Limits((stream(1500, 1500, 3.0), stream(2000, 1000, 1.0), stream(2250, 750, 2.0)))
+    for read in (1999, 2000, 2020):
+        assert limits.seconds(Work(read, 3000 - read)) == pytest.approx(1.0, rel=1e-12)
+    assert limits.seconds(Work(2034, 966)) == pytest.approx(1.1, rel=1e-12)
+    assert limits.seconds(Work(1983, 1017)) == pytest.approx(1.0 + 2 * 0.009 / 0.17, rel=1e-12)
 
 
 def test_a_mix_past_those_measured_takes_the_nearest() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness import paths, plans
+from harness import metrics, paths, plans
 from harness.errors import UsageError
 from harness.model import Case
 from harness.ops import Catalogue, Context, Op, Tuning
-from harness.ops.tuning import kernels_digest
+from harness.ops.tuning import declare_facts, kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
@@ -117,3 +117,9 @@ def test_a_variant_without_plans_and_a_wrong_declaration(op: Op) -> None:
         op.variant("x", "wrong", tuning=3)(lambda _: lambda _t: None)
     with pytest.raises(UsageError, match="refuse of a Tuning doesn't take 2 arguments"):
         Tuning(parameters=lambda _: {}, rule=lambda _: {}, refuse=lambda _: None)  # type: ignore[misc]
+
+
+def test_the_measured_size_of_a_plan_is_a_figure_of_each_symbol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    declare_facts(["QQ"])
+    assert metrics.METRICS["neighbour_QQ"].reported

@@ -13,6 +13,7 @@ from harness.errors import MachineError
 from harness.model import Job, Measurement
 from harness.processes import team
 from harness.processes.supervisor import Workers
+from tests.rare import rare
 
 Revision = Callable[..., Path]
 LIMIT = 30.0
@@ -92,7 +93,7 @@ def test_what_one_rank_reports_is_what_comes_of_the_case(
     assert (found.status, found.error) == (status, error)
 
 
-@pytest.mark.parametrize("variant", ["wrong", "together", "alone", "raises", "greedy", "dies", "late"])
+@pytest.mark.parametrize("variant", ["wrong", "dies", "late", *map(rare, ("together", "alone", "raises", "greedy"))])
 def test_after_a_failure_a_team_is_started_anew(measure: Measure, variant: str) -> None:
     first = measure("fine")
     assert measure("fine").error == first.error  # The process's number: one team measures one case after the other.

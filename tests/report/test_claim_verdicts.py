@@ -254,6 +254,12 @@ def test_a_base_that_was_not_measured_is_named(measured: Build, make_run: Make) 
     cases = [measured("scalar", "float32", (("N", 2**20), ("F", 1)))]
     claim = Claim("O10", "scalar", "speedup", 0.8, "any", base=(("F", 0),))
     assert only(make_run(cases, claims=(claim,))).reason == "F=0 wasn't measured"
+    late = measured("scalar", "float32", (("N", 2**20), ("F", 0)), status="timeout")
+    assert only(make_run([*cases, late], claims=(claim,))).reason == "F=0 wasn't measured"
+    wrong = measured("scalar", "float32", (("N", 2**20), ("F", 1)), status="wrong")
+    base = measured("scalar", "float32", (("N", 2**20), ("F", 0)))
+    away = replace(claim, where="*-F1")
+    assert only(make_run([wrong, base], claims=(away,))).reason == "'scalar' ended as wrong"
 
 
 def test_intervals_of_several_cases_are_shown_from_the_lowest_to_the_highest(measured: Build, make_run: Make) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from harness.metrics import METRICS
 from harness.model import Claim, Measurement, Run, Traffic
+from harness.report.bounded import Bounded
 from harness.report.claim_tables import claimed, explained, notes, table
 from harness.report.claim_tables import measured as shown
-from harness.report.claims import Comparison, comparisons
+from harness.report.claims import Comparison, Found, comparisons
 from harness.report.text import cell
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
@@ -71,6 +74,12 @@ def test_several_cases_give_their_median_and_range(answer: Callable[[Claim], tup
     assert answer(Claim("R1", "tuned", "speedup", 2, "V100"))[1] == "2.50x (2.00x to 3.00x, 2 cases)"
 
 
+def test_the_cases_that_a_figure_is_made_of_are_known(compared: Callable[[Claim], Comparison]) -> None:
+    for metric, variants in (("speedup", ["tuned", "eager"]), ("time", ["tuned"])):
+        found = compared(Claim("R1", "tuned", metric, None, "V100", where="*/N1048576")).found
+        assert [[line.case.variant for line in one.lines] for one in found] == [variants]
+
+
 def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], tuple[str, str]]) -> None:
     assert answer(Claim("R1", "slow", "of_ceiling", 1, "V100"))[1] == "25.0%"
 
@@ -87,6 +96,10 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
         ),
         (Claim("R1", "tuned", "efficiency", 2, "V100"), "what it is compared with wasn't measured"),
         (Claim("R1", "tuned", "items", 2, "V100"), "'tuned' has no items a second"),
+        (
+            Claim("R1", "tuned", "instructions", None, "V100", over="eager"),
+            "counters of both are needed, which 'harness profile ncu' finds",
+        ),
         (
             Claim("R1", "tuned", "per_joule", 2, "V100"),
             "there is no metric named 'per_joule'; name the file of the op that adds it, with --ops",
@@ -131,3 +144,26 @@ def test_only_words_that_the_table_has_are_explained(compared: Callable[[Claim],
     told = list(explained([plain], "a GPU"))
     assert told[0] == "What the texts say about their hardware, beside what was found here on a GPU."
     assert [text.split(":")[0] for text in told[1:]] == ["No figure", "Interval", "Over one process"]
+
+
+@pytest.mark.parametrize(
+    ("found", "bounds", "is_by_counters", "verdict"),
+    [
+        ((), None, False, None),
+        ((("agrees", 0.9, 1.2, None), ("agrees", 0.8, 1.1, None)), (0.8, 1.2), False, "agrees"),
+        ((("agrees", 0.9, 1.2, None), ("agrees", None, None, None)), None, False, "agrees"),
+        ((("agrees", 0.9, 1.2, 1.0), ("can't tell", 0.9, 1.2, None)), (0.9, 1.2), True, "can't tell"),
+        (((None, 0.9, 1.2, None), ("agrees", 0.9, 1.2, None)), (0.9, 1.2), False, None),
+    ],
+)
+def test_what_cases_tell_together(
+    found: tuple[tuple[Any, ...], ...],
+    bounds: tuple[float, float] | None,
+    is_by_counters: bool,
+    verdict: str | None,
+) -> None:
+    """An interval and a verdict are of all cases, or there is none; a single case with counters is enough."""
+    every = tuple(Found(Bounded(1.0, low, high, "samples", 1), told, (), count) for told, low, high, count in found)
+    claim = Claim("R1", "tuned", "speedup", 1.5, "V100", "eager")
+    comparison = Comparison(claim, METRICS["speedup"], "eager", every, len(every))
+    assert (comparison.bounds, comparison.is_by_counters, comparison.verdict) == (bounds, is_by_counters, verdict)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from harness.model import Attachment, Claim, Measurement, Run, Traffic
+from harness.report.bounded import Bounded
 from harness.report.claim_tables import explained, how, notes, table
 from harness.report.claims import Comparison, comparisons, contradicted
 from harness.report.text import cell
@@ -47,6 +48,8 @@ def shown(comparison: Comparison) -> tuple[str, str, str]:
 def test_counters_that_agree_with_the_count_answer_the_claim(compared: Ask) -> None:
     found = compared([(502, 500)], [(250, 250)], value=0.5)
     assert shown(found) == ("0.50x", "by counters", "agrees")
+    [one] = found.found
+    assert one.figure == Bounded(500 / 1002, 500 / 1002, 500 / 1002, "counters", 1)
     (note,) = notes([found])
     assert note.text == "O9 claims 0.50x (lean: traffic over eager, any): here 0.50x by counters; agrees"
 

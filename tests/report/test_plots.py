@@ -15,6 +15,7 @@ from PIL import Image
 from harness import report
 from harness.model import Curve, Limits, Measurement, Run, Work
 from harness.report import canvas, charts, frame, plotting
+from tests.rare import rare
 
 Build = Callable[..., Measurement]
 Apart = Callable[[Any, Path], list[Path]]
@@ -50,28 +51,27 @@ def texts(path: Path) -> list[str]:
     return ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_files_whatever_a_user_s_style(run: Run, tmp_path: Path) -> None:
     first = report.write(run, tmp_path / "a", ["plots"])
     frame.frame.cache_clear()
     plotting._plan.cache_clear()
-    second = report.write(run, tmp_path / "b", ["plots"])
-    assert [path.name for path in first] == [path.name for path in second]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
-def test_a_user_s_style_changes_no_picture(run: Run, tmp_path: Path) -> None:
-    first = report.write(run, tmp_path / "a", ["plots"])
     theirs = {"text.usetex": True, "axes.facecolor": "red", "lines.linewidth": 9.0, "path.sketch": (1, 100, 2)}
     with mpl.rc_context(theirs | {"svg.fonttype": "path", "figure.constrained_layout.w_pad": 1.0}):
         second = report.write(run, tmp_path / "b", ["plots"])
         assert mpl.rcParams["lines.linewidth"] == 9.0
+    assert [path.name for path in first] == [path.name for path in second]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 @pytest.mark.parametrize(
     ("name", "variants"),
     # Two variants have bars, twelve a ranking.
-    [("$_$", 2), ("a$b", 2), ("$$", 12), (r"\$x^$", 2), ("$2^{27}$ of $_$", 2), ("$2^{27}$ of $_$", 12)],
+    [
+        ("$2^{27}$ of $_$", 2),
+        ("$$", 12),
+        *(rare(name, 2) for name in ("$_$", "a$b", r"\$x^$")),
+        rare("$2^{27}$ of $_$", 12),
+    ],
 )
 def test_names_with_dollars_are_no_formulas(
     name: str, variants: int, measured: Build, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -312,7 +312,8 @@ def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: M
 
 
 @pytest.mark.parametrize(
-    "layout", ["bars", "long names", "long title", "lines", "zero", "curve", "variants", "ranking", "one"]
+    "layout",
+    ["long names", "curve", "variants", "ranking", *map(rare, ("bars", "long title", "lines", "zero", "one"))],
 )
 def test_no_label_lies_on_another(
     layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart

@@ -26,13 +26,25 @@ REPORTS = Path(__file__).parent.parent.parent / "reports" / "h200"
 RUNS = sorted(path.parent for path in REPORTS.glob("*/run.json"))
 EVERY = 90
 """A test draws every 90th picture again, other ones each day: to draw all takes more than a minute."""
+EVERY_PAGE = 6
+"""A test writes every 6th page again, other ones each day."""
 
 
+def test_pages_of_reference_runs_are_what_their_records_give_today(tmp_path: Path) -> None:
+    for folder in RUNS[datetime.now(UTC).toordinal() % EVERY_PAGE :: EVERY_PAGE]:
+        assert_page(folder, tmp_path)
+
+
+@pytest.mark.slow  # the test above takes some of these pages each day
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
-def test_the_page_of_a_reference_run_is_what_its_records_give_today(folder: Path, tmp_path: Path) -> None:
+def test_the_page_of_every_reference_run_is_what_its_records_give_today(folder: Path, tmp_path: Path) -> None:
+    assert_page(folder, tmp_path)
+
+
+def assert_page(folder: Path, tmp_path: Path) -> None:
     assert Catalogue()  # ops define metrics of their own
     run = known_cases.load(folder)
-    assert len(run.results) > 0
+    assert len(run.results) > 0, folder
     assert run.losses == ()
     report.write(run, tmp_path, ["markdown"])
     page = (folder / "report.md").read_text(encoding="utf-8")

@@ -212,8 +212,7 @@ def test_names_keep_their_order_and_a_distance_and_one_place_has_one_name() -> N
     assert third == pytest.approx(math.log(80) / math.log(1000))
 
 
-@pytest.mark.parametrize("variants", [2, 14])
-@pytest.mark.parametrize("nearest", [1.01, 1.3, 20.0])
+@pytest.mark.parametrize(("variants", "nearest"), [(14, 1.01), (2, 1.3), (14, 20.0)])
 def test_no_label_of_a_roofline_lies_on_another(
     variants: int,
     nearest: float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,11 +25,16 @@ def test_the_file_is_current() -> None:
     assert written == json_schema(), "run scripts/make_schema.py"
 
 
+@cache
+def validator() -> Any:
+    return jsonschema.Draft202012Validator(json_schema())
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
     assert file.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
     for document in read(file):
-        jsonschema.Draft202012Validator(json_schema()).validate(document.data)
+        validator().validate(document.data)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +55,8 @@ def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
 def test_editors_mark_what_the_harness_refuses(change: dict[str, Any]) -> None:
     floors = {"tuned": {"speedup": 1}, "eager": [{"of_ceiling": 0.9, "where": "*/N1"}, {"of_ceiling": 0.8}]}
     good = {"title": "t", "op": "copy", "shapes": {"product": {"N": [1, "2**4"]}}, "expect": floors}
-    validator = jsonschema.Draft202012Validator(json_schema())
-    assert validator.is_valid(good)
-    assert not validator.is_valid(good | change)
+    assert validator().is_valid(good)
+    assert not validator().is_valid(good | change)
 
 
 def test_every_key_is_described() -> None:

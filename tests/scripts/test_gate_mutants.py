@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.rare import rare
+
 TOP = Path(__file__).parents[2]
 
 
@@ -84,7 +86,9 @@ def tree(copied: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [(rare if number else pytest.param)(one, id=one.name) for number, one in enumerate(MUTANTS)]
+)
 def test_a_mutant_changes_what_its_cases_run(mutant, launched, tree: Path) -> None:
     # No repository around the copy may decide what the paths of the patch mean.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from harness.errors import CompileError, UsageError
 from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
+from harness.tune.candidates import Candidate, _problem, kept, legal_plans
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
 FACTS = {"fine": (64, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
@@ -113,3 +114,55 @@ def test_too_many_combinations_are_refused() -> None:
             candidates(op, "tuned", case_of("cpu"))
     finally:
         op.variants["tuned"] = before
+
+
+def _one_of(count: int) -> Callable[[Case], dict[str, range]]:
+    return lambda _: {"a": range(count)}
+
+
+def test_a_hundred_thousand_combinations_are_gone_through() -> None:
+    for count in (100_000, 100_001):
+        tuning = Tuning(parameters=_one_of(count), rule=lambda _: {"a": 0})
+        if count == 100_000:
+            assert next(legal_plans(tuning, case_of())) == {"a": 0}
+        else:
+            with pytest.raises(UsageError, match="100,001 combinations of parameters, more than 100,000"):
+                next(legal_plans(tuning, case_of()))
+
+
+def test_a_case_for_which_the_rule_has_no_plan_has_none() -> None:
+    op = Catalogue([PLUGIN])["chunked"]
+    before = op.variants["tuned"]
+    op.variants["tuned"] = replace(before, tuning=Tuning(parameters=lambda _: {"a": (1, 2)}, rule=lambda _: None))
+    try:
+        assert candidates(op, "tuned", case_of("cpu")) == []
+    finally:
+        op.variants["tuned"] = before
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "fits"),
+    [(1024, 64, True), (1024, 65, False), (992, 65, False), (896, 72, True), (33, 255, True), (256, 255, True)],
+)
+def test_a_block_has_as_many_registers_as_a_multiprocessor(threads: int, registers: int, fits: bool) -> None:
+    """A warp gets them in portions of 256, so that 65 of a lane are 72; and 33 threads are two warps."""
+    with cuda.assuming(KNOWN["sm_90"]):
+        assert (_problem(Built("a.cu", "a", threads=threads), registers, 0) == "") == fits
+
+
+def test_what_a_block_may_not_have_is_told() -> None:
+    with cuda.assuming(KNOWN["sm_80"]):
+        most = cuda.shared_memory()
+        built = Built("a.cu", "a", threads=1024)
+        assert _problem(built, 65, 0) == "1024 threads with 65 registers each are more than a multiprocessor has"
+        assert _problem(built, 32, most) == ""
+        assert _problem(built, 32, most + 1) == f"{most + 1:,} bytes of shared memory, a block may have {most:,}"
+        assert "came with compute capability 9.0" in _problem(replace(built, cluster=2), 32, 0)
+    with cuda.assuming(KNOWN["sm_90"]):
+        assert _problem(replace(built, cluster=2), 32, 0) == ""
+
+
+def test_what_was_dropped_is_not_timed() -> None:
+    good, bad = Candidate({"n": 1}), Candidate({"n": 2}, dropped="spills")
+    assert kept([good, bad]) == [good]
+    assert (good.registers, good.local, good.shared) == (0, 0, 0)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.model import Case, Job, Measurement, Timing
+from harness.errors import UsageError
+from harness.model import Case, Job, Limits, Measurement, Timing
+from harness.tune import search as search_module
 from harness.tune.candidates import Candidate
-from harness.tune.search import Ranking, Search, SpentError, Until, schedule
+from harness.tune.search import Ranking, Search, SpentError, Until, _of, schedule
 
 CASES = [Case("op", "tuned", "float32", (("N", size),), device="cpu") for size in (8, 16)]
 TIMING = Timing(precision=0.002, max_time=0.9)
@@ -85,6 +88,35 @@ def test_each_round_has_a_third_of_the_plans_and_three_times_the_time() -> None:
     assert (ranking.tried, ranking.complete, ranking.failed) == (27, True, ())
 
 
+@pytest.mark.parametrize("step", [1, 5])
+def test_the_fastest_plans_are_found_in_whatever_order_they_stand(step: int) -> None:
+    """Each fifth of 27 numbers, and so on from the beginning."""
+    machine = Machine()
+    numbers = [1 + step * (26 - place) % 27 for place in range(27)]
+    assert numbers != sorted(numbers)
+    ranking = search(machine, numbers, rule=27)[CASES[0]]
+    assert [sorted(plans_of(jobs)) for jobs in machine.rounds[1:]] == [
+        [*range(1, 10), 27],
+        [1, 2, 3, 4, 27],
+        [1, 27],
+    ]
+    assert [timed.plan["n"] for timed in ranking.timed] == [1, 2, 3, 4, 27]
+
+
+def test_a_plan_is_told_with_the_median_of_its_samples_and_its_interval() -> None:
+    case = CASES[0]
+    few, many = (1.0, 2.0, 9.0), (1.0, 2.0, 3.0, 4.0, 50.0, 6.0)
+    found = [_of(Candidate({"n": 1}), Measurement(case, "ok", samples=samples)) for samples in (few, many)]
+    assert [(timed.time, timed.low, timed.high) for timed in found] == [(2.0, 1.0, 9.0), (3.5, 1.0, 50.0)]
+
+
+def test_intervals_that_touch_do_not_replace_the_rule() -> None:
+    """From 1 to 1.25 and from 1.25 on."""
+    ranking = search(Machine(width=0.25), (1, 5 / 3), rule=5 / 3)[CASES[0]]
+    assert [timed.low for timed in ranking.timed] == [1.25, 0.75]
+    assert [timed.rule for timed in ranking.timed] == [True, False]
+
+
 def test_a_plan_that_is_not_surely_faster_does_not_replace_the_rule() -> None:
     assert [t.plan["n"] for t in search(Machine(width=0.3), (1, 1.5), rule=1.5)[CASES[0]].timed] == [1.5, 1]
     assert [t.plan["n"] for t in search(Machine(width=0.1), (1, 1.5), rule=1.5)[CASES[0]].timed] == [1, 1.5]
@@ -139,6 +171,7 @@ def test_a_case_with_few_plans_begins_when_the_others_have_as_few_left() -> None
     [
         ([], []),
         ([1], [(1, 0.9)]),
+        ([2], [(2, 0.9), (2, 0.9)]),
         ([4], [(4, 0.9), (2, 0.9)]),
         ([27], [(27, 0.1), (10, 0.3), (5, 0.9), (2, 0.9)]),
         ([27, 0, 3], [(27, 0.1), (10, 0.3), (8, 0.9), (4, 0.9)]),
@@ -182,6 +215,49 @@ def test_the_time_is_looked_at_before_each_case() -> None:
     Until(observer, math.inf).started(Job(CASES[0]), 0)
     with pytest.raises(SpentError):
         Until(observer, 0.0).started(Job(CASES[0]), 0)
+
+
+def test_what_a_run_says_is_passed_on_but_for_notes_of_the_machine() -> None:
+    observer = Silent()
+    until = Until(observer)
+    until.note("the machine's limits")
+    assert until.notes is observer.notes
+    assert observer.notes == []
+
+
+def test_a_round_goes_on_with_its_folder_unless_other_code_made_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[tuple[bool, bool]] = []
+    refuses = False
+
+    def run(_plan: object, *, folder: Path, resume: bool, **_: object) -> Any:
+        told.append((resume, folder.exists()))
+        if refuses and resume:
+            raise UsageError("made by other code", "begin anew")
+        return SimpleNamespace(measurements=["measured"])
+
+    monkeypatch.setattr("harness.tune.search.runner.run", run)
+    monkeypatch.setattr(search_module, "_Quick", lambda *_: None)
+    op: Any = SimpleNamespace(name="op")
+    measure: Any = search_module.in_runs(op, "cpu", [])
+    folder, observer = tmp_path / "round-0", Until(Silent())
+    assert measure([], folder, observer) == ["measured"]
+    folder.mkdir()
+    assert measure([], folder, observer) == ["measured"]
+    refuses = True
+    assert measure([], folder, observer) == ["measured"]
+    assert told == [(False, False), (True, True), (True, True), (False, False)]
+
+
+def test_a_search_takes_limits_that_are_kept_and_measures_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = object.__new__(search_module._Quick)
+    workers._device = "cpu"
+    kept = Limits(cache_bytes=7)
+    for found, wanted in ((kept, kept), (None, Limits())):
+        monkeypatch.setattr("harness.tune.search.limits.recall", lambda _, found=found: found)
+        assert workers.limits(None, None) == wanted
+    assert workers.limits_again(kept, None) is kept
 
 
 def test_no_candidates_are_no_rounds() -> None:

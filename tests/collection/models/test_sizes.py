@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.collection.models import MODELS, BertConfig, LlamaConfig, SwinConfig, bert, resnet, swin
 from harness.collection.ops.lists import _models
 from harness.errors import UsageError
+from tests.rare import rare
 
 PARAMETERS = {
     "resnet50": 25_557_032,
@@ -41,6 +42,7 @@ def test_parameters_are_the_published_number():
     assert {name: MODELS[name].parameters() for name in PARAMETERS} == PARAMETERS
 
 
+@pytest.mark.parametrize("named", [name if "toy" in name else rare(name) for name in sorted(MODELS)], indirect=True)
 def test_operations_are_those_that_torch_counts(named):
     model, size = on_meta(named.kind, named.config), 2
     given = named.module.batch(named.config, size, torch.Generator(), "meta")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.collection.models import MODELS, bert
+from tests.rare import rare
 
 
 def given(toy, size=4, seed=0):
@@ -43,6 +44,11 @@ def test_every_parameter_has_a_gradient_in_half_precision(toy):
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    "toy",
+    ["llama_toy", *map(rare, ("resnet_toy", "bert_toy", "swin_toy"))],
+    indirect=True,
+)
 def test_a_model_compiles_to_one_graph(toy, unmeasured_guards):
     torch.manual_seed(0)
     torch.compiler.reset()

@@ -160,6 +160,7 @@ def test_rope_says_what_does_not_fit(change, said):
         nn.rope(**given)
 
 
+@pytest.mark.slow  # test_operators.py has each function in compiled code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_functions_are_traced_by_a_compiler_without_a_break(dtype, unmeasured_guards):
     def layer(x, residual, weight, gate):

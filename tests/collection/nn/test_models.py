@@ -59,6 +59,7 @@ def test_none_of_ours_is_what_swin_has_by_itself():
     assert nn.swin_operators(norm=False, windows=False, attention=False) == swin.SwinOperators()
 
 
+@pytest.mark.slow  # test_operators.py has each operator in compiled code, the tests here what the models make of them
 def test_swin_compiles_in_one_graph():
     plain, ours = both(swin.Swin, SWIN, nn.swin_operators())
     given = images(SWIN)

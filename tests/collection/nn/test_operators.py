@@ -61,6 +61,7 @@ def test_a_compiler_takes_them_without_a_break(tools, name):
     tools.assert_close(tools.results(restarted(compiled), *inputs), expected, 1e-14)
 
 
+@pytest.mark.slow  # the test above has all operators in compiled code
 def test_a_compiled_function_takes_other_sizes(tools):
     def function(x, weight):
         return nn.softmax(nn.rms_norm(nn.window_partition(x, 2, 1), weight))
@@ -273,6 +274,7 @@ def test_a_checkpoint_inside_of_compiled_code_draws_the_same_mask(tools):
     assert torch.equal(x.grad, 2 * y)
 
 
+@pytest.mark.slow  # test_support.py has transforms and compiled code apart
 def test_transforms_inside_of_compiled_code_are_those_of_eager_code(tools):
     def function(x):
         return nn.dropout(nn.softmax(x), 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from harness import nn
 from harness.collection.nn import _kernels
 from tests.collection.nn.examples import EXAMPLES, VARIANTS
 from tests.collection.nn.features import FEATURES, Row, outcome, rows
+from tests.rare import rare
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 ROWS = {row.name: row for row in rows()}
@@ -30,6 +31,8 @@ OTHERWISE = {
 second derivatives of a loss without logits; a row that an empty weight hasn't."""
 NO_STRATEGY = r"error: NotImplementedError: Operator aten\.[\w.]+ does not have a sharding strategy registered"
 """What torch says of a DTensor in its own operators: later versions know more of these, on a GPU fewer than here."""
+TRACED = ("compile", "export")
+"""Features that take longest. The operators that they trace are those of the functions' usual ways."""
 WITHOUT_GRADIENTS = {"unscale_", "add_rms_norm_quantize"}
 """Functions that have no gradients, and have tests of their own."""
 
@@ -48,21 +51,30 @@ def misfits(row: Row, device: str, launched: Callable[[], int]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("feature", [name for name, feature in FEATURES.items() if not feature.needs_gpu])
+@pytest.mark.parametrize(
+    "feature",
+    # test_operators.py has each operator in compiled code.
+    [rare(name) if name in TRACED else name for name, feature in FEATURES.items() if not feature.needs_gpu],
+)
 def test_what_happens_is_what_the_page_says(feature, played):
     assert not misfits(ROWS[feature], "cpu", lambda: sum(played.values()))
 
 
-def other_outcomes(name: str, device: str, launched: Callable[[], int]) -> dict[str, str]:
+def other_outcomes(
+    name: str, device: str, launched: Callable[[], int], features: Collection[str] = FEATURES
+) -> dict[str, str]:
     """What each feature gives of another way to call a function, where it must be right."""
     torch.compiler.reset()
     refused = {"integers", "complex", "no_dimension", "mixed_devices", "cuda_graph"} | OTHERWISE.get(name, set())
-    return {feature: outcome(name, feature, device, launched) for feature in FEATURES if feature not in refused}
+    return {feature: outcome(name, feature, device, launched) for feature in features if feature not in refused}
 
 
+@pytest.mark.parametrize(
+    "features", [[one for one in FEATURES if one not in TRACED], rare(TRACED)], ids=["called", "traced"]
+)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_other_ways_to_call_a_function_are_right(name, played):
-    made = other_outcomes(name, "cpu", lambda: sum(played.values()))
+def test_other_ways_to_call_a_function_are_right(name, features, played):
+    made = other_outcomes(name, "cpu", lambda: sum(played.values()), features)
     assert {*made.values()} <= {"kernel", "torch"}, made
 
 

@@ -18,8 +18,9 @@ from harness.ops import Catalogue, Choice, Op
 from harness.session import Session
 
 OPS = Catalogue()
-MEASURED = {"swin_train", "bert_train", "resnet50_train", "swin_infer"}
-"""Steps that tests/collection/steps/training/test_scenarios.py measures; test_many_ranks.py measures scaling."""
+MEASURED = {"swin_train", "bert_train", "resnet50_train", "swin_infer", "image_pipeline"}
+"""Steps that training/test_scenarios.py and pipeline/ in tests/collection/steps measure; test_many_ranks.py measures
+scaling."""
 OF_RANKS = {file.stem for folder in collectives.__path__ for file in Path(folder).glob("[!_]*.py")}
 """Ops that one process has no case of; tests/ops/collectives runs them on several GPUs."""
 SIZES = {"T": 32, "V": 4, "U": 1}

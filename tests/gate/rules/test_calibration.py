@@ -22,6 +22,11 @@ def test_cases_that_were_never_calibrated_are_counted(
     # What is assumed of them, and what follows from that.
     assert "assumed to have a standard deviation of 0.40%" in finding.message
     assert finding.message.endswith("a case fails if it lost more than 1.00%")
+    # The largest of all such losses is told.
+    margins = (Margin(0.02), Margin(0.03), Margin(0.01))
+    cases = tuple(evidence(of=case(n=n), margin=margin) for n, margin in enumerate(margins, 1))
+    [finding] = calibration.judge(Evidence("main", (), cases))
+    assert finding.message.endswith("a case fails if it lost more than 3.00%")
 
 
 def test_a_waiver_or_a_machine_that_is_too_noisy_is_no_margin_that_noise_has_raised(

@@ -29,3 +29,6 @@ def test_what_the_base_finds_wrong_fails_and_what_it_cannot_judge_is_undecided(
     assert failure.message == "wrong by the reference, check and inputs of main: y is off"
     assert undecided.severity == "undecided"
     assert undecided.message.endswith(f"{unknown.id}: no tensor")
+    more = (*judged, Judged(case(op="another"), unable="no list"))
+    [*_, undecided] = check.judge(Evidence("main", (), cases, judged=more))
+    assert undecided.message.endswith(f"{unknown.id} and 1 more: no tensor")

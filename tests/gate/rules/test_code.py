@@ -15,6 +15,8 @@ def test_shared_code_is_named_and_undecided() -> None:
     assert (finding.severity, finding.case) == ("undecided", None)
     assert finding.message.startswith("this code was not compared, since main used the same files")
     assert finding.message.endswith("mykern/a.py, b.so, c.py and 1 more")
+    [finding] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, shared=used.shared[:3])))
+    assert finding.message.endswith(": mykern/a.py, b.so, c.py")
     assert not list(code.judge(Evidence("main", (), ())))
     assert not list(code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES))))
 

@@ -47,6 +47,18 @@ def test_a_copy_that_changes_while_the_rest_slows_down_or_passes_means_that_the_
     cases += [evidence(outcome, of=case(n=n)) for n, outcome in enumerate(others, 1)]
     found = of_the_machine(Evidence("main", (), tuple(cases)))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
+    assert ["the machine changed" in finding.message for finding in found] == (
+        [severity == "environment"] if severity else []
+    )
+
+
+@pytest.mark.parametrize("outcome", ["regressed", "improved"])
+def test_of_several_copies_that_change_the_first_is_named(
+    evidence: Callable[..., CaseEvidence], case: Callable[..., Case], outcome: Outcome
+) -> None:
+    cases = tuple(evidence(outcome, of=case("memcpy", op="copy", n=n), control=True) for n in (1, 2))
+    [found] = of_the_machine(Evidence("main", (), cases))
+    assert found.case == cases[0].case
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,68 @@ def test_only_what_needs_several_devices_is_compared_with_the_baseline_on_one(
     assert [finding.severity for finding in found if finding.case == four] == severities
 
 
+def test_a_case_that_some_processes_could_measure_on_one_device_is_compared_with_itself_there(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    work = Work(items=1000)
+    alone, four = case(), replace(case(), world=4)
+    baseline = replace(alone, variant="eager")
+    floor_ = Expectation("tuned", "efficiency", 0.5, where="*/world=4")
+    scenario = Scenario("prelu", "PReLU", "prelu", (baseline.id, alone.id, four.id), baseline="eager", expect=(floor_,))
+    own = measured(1e-3, of=alone, work=work)
+    cases = (
+        evidence(of=baseline, now=(measured(3.2e-3, of=baseline, work=work),)),
+        evidence(of=alone, now=(replace(own, status="unsupported", samples=()), own)),
+        evidence(of=four, now=(measured(1e-3, of=four, work=work),)),
+    )
+    [finding] = floor.judge(Evidence("main", (scenario,), cases))
+    assert finding.message.startswith("scaling efficiency 25.0% at best")
+
+
+def test_a_case_on_one_device_has_no_scaling_efficiency(judge: Judge) -> None:
+    work = Work(4 * N, 4 * N, items=1000)
+    [finding] = judge(Expectation("tuned", "efficiency", 0.5), work=work)
+    assert (finding.severity, finding.message) == (
+        "undecided",
+        "scaling efficiency: the floor of 50.0% can't be checked",
+    )
+
+
+def test_a_floor_of_scaling_whose_case_on_one_device_only_leaves_out_is_a_note(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    alone, four = case(), replace(case(), world=4)
+    floor_ = Expectation("tuned", "efficiency", 0.5, where="*/world=4")
+    scenario = Scenario("prelu", "PReLU", "prelu", (alone.id, four.id), expect=(floor_,))
+    cases = (evidence(of=four, now=(measured(of=four, work=Work(items=1000)),)),)
+    [left_out] = floor.judge(Evidence("main", (scenario,), cases, asked=(scenario,)))
+    [unknown] = floor.judge(Evidence("main", (scenario,), cases))
+    assert (left_out.severity, unknown.severity) == ("note", "undecided")
+
+
+def test_a_floor_that_one_process_with_a_time_cannot_check_is_undecided(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    tuned, floor_ = case("tuned"), Expectation("tuned", "of_ceiling", 0.9)
+    scenario = Scenario("prelu", "PReLU", "prelu", (tuned.id,), expect=(floor_,))
+    now = (measured(of=tuned), measured(of=tuned, status="crashed"))
+    [finding] = floor.judge(Evidence("main", (scenario,), (evidence(of=tuned, now=now),)))
+    assert finding.severity == "undecided"
+
+
+def test_a_case_that_was_not_measured_now_is_left_to_another_rule(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
+) -> None:
+    known, unknown = case("tuned"), case("tuned", n=8)
+    floor_ = Expectation("tuned", "of_ceiling", 0.5)
+    scenario = Scenario("prelu", "PReLU", "prelu", (known.id, unknown.id), expect=(floor_,))
+    assert not list(floor.judge(Evidence("main", (scenario,), (evidence(of=known, now=()),))))
+
+
+def test_a_value_at_the_floor_is_enough(judge: Judge) -> None:
+    assert judge(Expectation("tuned", "speedup", 2.0), seconds=(1e-3,)) == []
+
+
 def test_one_process_on_the_right_side_is_enough(judge: Judge) -> None:
     assert judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.1e-3)) == []
     [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.2e-3))

@@ -34,7 +34,7 @@ def judged(evidence: Evidence) -> list[Finding]:
         ([OK, WRONG], [], missing, "failure", "gone: main has it"),
         ([WRONG] * 2, [], missing, "failure", "gone: main has it, where it ended as wrong: off by 3"),
         ([], [OK] * 2, uncompared, "note", "new: main doesn't have it"),
-        ([], [UNSUPPORTED], uncompared, "note", "new"),
+        ([], [UNSUPPORTED], uncompared, "note", "new: main doesn't have it; ended as unsupported"),
         ([], [WRONG], wrong, "failure", "new: main doesn't have it; ended as wrong"),
         ([OK] * 2, [WRONG] * 2, wrong, "failure", "ended as wrong: off by 3; in main it was ok"),
         ([OK] * 2, [UNSUPPORTED] * 2, wrong, "failure", "ended as unsupported: off by 3; in main it was ok"),
@@ -125,6 +125,9 @@ def test_a_scenario_that_only_the_base_can_load_fails() -> None:
     assert (finding.severity, finding.case) == ("failure", None)
     assert "ci.yaml:3: op: no op is named 'prelu'" in finding.message
     assert finding.advice.startswith("main can load it")
+    problems = tuple(Problem(f"ci.yaml:{line}", "no") for line in range(1, 5))
+    [finding] = missing.judge(Evidence("main", (), (), broken=(Broken("ci.yaml", problems),)))
+    assert finding.message == "ci.yaml can't be loaded any more: ci.yaml:1: no; ci.yaml:2: no; ci.yaml:3: no"
 
 
 @pytest.mark.parametrize("kind", ["new", "control", "library", "unsupported", "none"])
@@ -170,6 +173,8 @@ def test_runs_of_one_process_each_give_one_finding(
     assert [finding.case for finding in found] == [bad, None]
     assert found[1].message == "558 cases have too few processes to decide (pairs: 0)"
     assert "--repeat" in found[1].advice
+    [two] = uncompared.judge(Evidence("main", (), tuple(short[:2])))
+    assert two.message == "2 cases have too few processes to decide (pairs: 0)"
 
 
 def test_the_same_code_needs_no_comparison() -> None:

@@ -24,6 +24,7 @@ def test_what_cannot_be_told_is_undecided_and_says_how_many_pairs_would_tell(
     decision = Decision("inconclusive", "confirm", -0.01, -0.02, 0.0, 20, p=0.4, pairs_to_tell=80)
     [finding] = slower.judge(Evidence("main", (), (evidence(decision=decision),)))
     assert finding.severity == "undecided"
+    assert finding.message.endswith("the loss may be more than the margin of 1.00%, or less")
     assert finding.advice.startswith("about 80 pairs would decide: go on with --resume FOLDER --pairs 80")
     capped = evidence(decision=replace(decision, pairs_to_tell=640))
     [finding] = slower.judge(Evidence("main", (), (capped,)))

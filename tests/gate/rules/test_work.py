@@ -88,14 +88,19 @@ def test_the_note_names_what_differs(
     )
 
 
+@pytest.mark.parametrize(("count", "more"), [(3, ")"), (4, "and 1 more"), (5, "and 2 more")])
 def test_one_note_for_all_cases_names_the_first_few(
-    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement], case: Callable[..., Case]
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    case: Callable[..., Case],
+    count: int,
+    more: str,
 ) -> None:
-    cases = tuple(evidence(of=case(n=n), base=(measured(work=Work(1, n)),)) for n in range(1, 6))
+    cases = tuple(evidence(of=case(n=n), base=(measured(work=Work(1, n)),)) for n in range(1, count + 1))
     [note] = work.judge(Evidence("main", (), cases))
-    assert note.message.startswith("5 cases have other work than in main")
+    assert note.message.startswith(f"{count} cases have other work than in main")
     assert note.message.count("(bytes read, bytes written)") == 3
-    assert note.message.endswith("and 2 more")
+    assert note.message.endswith(more)
     assert note.case is None
 
 

@@ -56,8 +56,9 @@ def test_the_margin_is_a_line_with_a_step_where_a_case_has_its_own(
     assert list(line.get_xdata()) == pytest.approx([-1] * 4 + [-1.25] * 2 + [-1] * 4)
 
 
-@pytest.mark.parametrize("losses", [[0.0], [0.0, -0.6, 0.3], [-0.03] * 12, [0.0] * 59 + [-0.4]], ids=len)
-@pytest.mark.parametrize("margin", [0.01, 0.2])
+@pytest.mark.parametrize(
+    ("losses", "margin"), [([0.0], 0.01), ([0.0, -0.6, 0.3], 0.2), ([-0.03] * 12, 0.01), ([0.0] * 59 + [-0.4], 0.2)]
+)
 def test_no_label_lies_on_another(
     losses: Sequence[float],
     margin: float,
@@ -88,8 +89,10 @@ def compared(
     return CaseEvidence(of, "ci", (), (), made, margin, decision=Decision("ok", "screen", low, low, high, len(made)))
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.0005, 0.45, 0.99])
-@pytest.mark.parametrize(("ratio", "count"), [(1.0, 4), (1.0001, 1), (0.97, 1), (1e-3, 4), (4000.0, 1)])
+@pytest.mark.parametrize(
+    ("ratio", "count", "margin"),
+    [(1.0, 4, 0.0), (1.0001, 1, 0.0005), (0.97, 1, 0.45), (1e-3, 4, 0.99), (4000.0, 1, 0.0), (1e-3, 4, 0.0005)],
+)
 def test_any_margin_and_any_difference_can_be_drawn(
     ratio: float,
     margin: float,

@@ -30,8 +30,7 @@ def case_of(op: str, rows: int, columns: int, dtype: str) -> Case:
     return Case(op, "tuned", dtype, (("M", rows), ("N", columns)))
 
 
-@pytest.mark.parametrize("arch", KNOWN)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("arch", "op"), [*zip(KNOWN, itertools.cycle(OPS))])
 def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
     tuning, sums = Catalogue()[op].variants["tuned"].tuning, OPS[op]
     with assuming(KNOWN[arch]):

@@ -44,8 +44,7 @@ def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn |
     return RowPlan.of(rows, columns, itemsize, chip, matrices)
 
 
-@pytest.mark.parametrize("arch", KNOWN)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("arch", "op"), [*zip(KNOWN, itertools.cycle(OPS))])
 def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
     tuning = Catalogue()[op].variants["tuned"].tuning
     with assuming(KNOWN[arch]):

@@ -22,11 +22,10 @@ from tests.collection.steps.ladder.conftest import STEPS, answered, op_of
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
+def ran(folder: Path, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """What the ranks printed, and how they ended."""
-    world = {"WORLD_SIZE": "2", FOLDER: str(tmp_path_factory.mktemp("ranks"))}
-    command = [sys.executable, "-m", "tests.collection.steps.ladder.pair"]
+    world = {"WORLD_SIZE": "2", FOLDER: str(folder)}
+    command = [sys.executable, "-m", pair.__name__, *arguments]
     running = [
         subprocess.Popen(
             command, cwd=ROOT, env=os.environ | world | {"RANK": str(rank)}, stdout=-1, stderr=-1, text=True
@@ -39,10 +38,21 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
+    return ran(tmp_path_factory.mktemp("ranks"))
+
+
 @pytest.mark.parametrize("check", pair.CHECKS, ids=lambda check: check.__name__)
 def test_two_ranks(check, ended):
     for rank in ended:
         assert check.__name__ in rank.stdout.split(), rank.stderr
+
+
+@pytest.mark.slow  # `exact` has what ranks compute; test_steps.py, test_code.py have the same rungs in one process
+def test_more_of_two_ranks(tmp_path):
+    for rank in ran(tmp_path, "rare"):
+        assert rank.stdout.split() == [check.__name__ for check in pair.RARE], rank.stderr
 
 
 def test_a_rank_that_fails_names_itself(tmp_path):

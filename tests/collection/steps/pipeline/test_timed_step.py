@@ -9,6 +9,7 @@ from harness.collection.steps.pipeline import _facts, _fed
 from harness.devices.cpu import Cpu
 from harness.session import Session
 from tests.collection.steps.pipeline.test_image_pipeline import OP, case
+from tests.rare import rare
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +42,9 @@ def nothing_trained(fed):
     ("change", "said"),
     [
         (as_it_is, []),
-        (same_batch, ["batches: a timed step had batch"]),
+        rare(same_batch, ["batches: a timed step had batch"]),
         (old_images, ["images: a timed step trained with others than came"]),
-        (nothing_trained, ["losses: a timed step on a new batch", "weights: a timed step changed none of them"]),
+        rare(nothing_trained, ["losses: a timed step on a new batch", "weights: a timed step changed none of them"]),
     ],
 )
 def test_what_is_found_of_a_timed_step(change, said):

@@ -17,6 +17,7 @@ from harness.collection.nn import _rows
 from harness.collection.steps.training import _first_step, _trainer
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._trainer import Setup, Trainer
+from tests.rare import rare
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 SIZE = 4
@@ -63,7 +64,7 @@ def like(name):
     return shape
 
 
-@pytest.mark.parametrize("rung", [COMPILE, OURS], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", [rare(COMPILE, id="compile"), pytest.param(OURS, id="compile_ours")])
 def test_honest_code_passes_with_the_batch_that_is_timed(rung, backward, monkeypatch):
     monkeypatch.setattr(_first_step, "SIZE", 2)
     sizes = backward()
@@ -92,8 +93,10 @@ def test_code_is_compiled_once(backward):
 @pytest.mark.parametrize(
     ("rung", "wrong"),
     # What a gradient can lack besides, test_first_step.py has: it is compared in the same way whatever made the code.
-    [(COMPILE, lambda grad: grad.roll(1, 0)), (OURS, lambda grad: grad / 2)],
-    ids=["rows in another order", "half of it by ours"],
+    [
+        rare(COMPILE, lambda grad: grad.roll(1, 0), id="rows in another order"),
+        pytest.param(OURS, lambda grad: grad / 2, id="half of it by ours"),
+    ],
 )
 def test_a_wrong_gradient_of_one_weight_is_found(rung, wrong, backward):
     name = "bert.encoder.layer.0.intermediate.dense.weight"
@@ -122,6 +125,7 @@ def test_a_wrong_gradient_of_our_operator_is_found_in_compiled_code_alone(backwa
     assert "LayerNorm.weight" in complaint
 
 
+@pytest.mark.slow  # the complaint is tested above; test_steps.py has that a complaint makes a case wrong
 def test_a_wrong_gradient_makes_the_case_wrong(ready, backward):
     backward(lambda made: [g * 2 if g is not None and g.ndim == 2 else g for g in made])
     with ready("bert_train", "compile") as session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from harness.collection.steps.training._trainer import Trainer
 from harness.model import Case
 from harness.ops import Catalogue, known_cases
 
+CATALOGUE = Catalogue()
 ASKING = (AMP, UNSCALE, UNSCALE_LOOP)
 """The rungs whose optimizer torch's scaler asks the host about."""
 
@@ -29,8 +31,8 @@ def graphs_of(monkeypatch):
 
 
 def case(op, variant, dtype="float16", **choices):
-    given = {name: choices.get(name, choice.usual) for name, choice in Catalogue()[op].choices.items()}
-    return known_cases.recognised(Case(op, variant, dtype, (("B", 8),), tuple(given.items())), Catalogue())
+    given = {name: choices.get(name, choice.usual) for name, choice in CATALOGUE[op].choices.items()}
+    return known_cases.recognised(Case(op, variant, dtype, (("B", 8),), tuple(given.items())), CATALOGUE)
 
 
 def test_a_graph_holds_the_whole_step_unless_the_host_must_ask(setup, monkeypatch):
@@ -44,7 +46,11 @@ def test_a_graph_holds_the_whole_step_unless_the_host_must_ask(setup, monkeypatc
     assert held == ["loss_of_step"], "no loss is scaled in bfloat16"
 
 
-@pytest.mark.parametrize("rung", [*ASKING, FUSED], ids=lambda rung: rung.name)
+@pytest.mark.parametrize(
+    ("rung", "training"),
+    [*zip((*ASKING, FUSED), itertools.cycle(("resnet50_train", "bert_train", "swin_train")))],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_steps_of_a_graph_are_the_steps(rung, setup, monkeypatch):
     graphs_of(monkeypatch)
     replay, plain = Trainer(replace(rung, graph=True), setup).as_graph(), Trainer(rung, setup).loss_of_step

@@ -13,17 +13,24 @@ from harness.collection.models import MODELS
 from harness.collection.steps.training import _operators, _settings, _steps, _trainer
 from harness.collection.steps.training._rungs import BERT, DEFAULT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer
+from tests.rare import rare
 
 LADDERS = {"resnet_toy": RESNET, "bert_toy": BERT, "swin_toy": SWIN}
 SIZES = {"resnet_toy": 4, "bert_toy": 4, "swin_toy": 2}
 """Of batches: as small as losses fall with, since a CPU computes slowly in float16."""
-OURS = [
-    pytest.param(model, rung, id=f"{model}-{rung.name}")
+TRIED = [
+    (model, rung)
     for model, rungs in LADDERS.items()
     for rung in rungs
     # BERT's rung takes the fewest seconds to compile; a GPU compiles all.
     # Both modes of torch.compile trace the same.
     if rung.role == "ours" and not rung.graph and (not rung.compiled or (model, rung.compiled) == ("bert_toy", DEFAULT))
+]
+BASES = {(model, rung.base) for model, rung in TRIED}
+"""What they hold, the rungs hold that stand on them."""
+OURS = [
+    (rare if (model, rung.name) in BASES else pytest.param)(model, rung, id=f"{model}-{rung.name}")
+    for model, rung in TRIED
 ]
 
 

@@ -302,6 +302,7 @@ def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeyp
     assert drawn.get_supylabel().startswith(f"below: loss minus that of {group.baseline.name}")
 
 
+@pytest.mark.slow  # the next test and test_texts_of_pictures_lie_apart have pictures of fewer rungs
 def test_twenty_rungs_have_a_plot_each_and_no_name_lies_on_another(
     ladder: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -94,8 +94,7 @@ def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, 
         assert refused
         asked = case("swin_scaling", name, world)
         assert refused(asked) is None
-        compiled = replace(asked, choices=(("model", "swin_toy"), ("step", "compile")))
-        assert "give step: eager" in str(refused(compiled))
+        assert "give step: eager" in str(refused(stepping(asked, "compile")))
 
 
 def test_a_llama_trains_in_more_ways(catalogue: Catalogue) -> None:
@@ -127,6 +126,8 @@ def test_weights_are_in_parts_where_the_way_says_so(
     setup: Any = SimpleNamespace(device=torch.device("cpu"))
     found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
     assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
+    alone: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1)
+    assert alone is False
 
 
 def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
@@ -137,8 +138,23 @@ def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, c
         made.append((way, rung, world))
         raise LookupError
 
+    def told(what: object, gives: Any = None) -> Any:
+        def tell(*_: object) -> Any:
+            order.append(what)
+            return gives
+
+        return tell
+
+    @contextmanager
+    def math_modes(tf32: bool) -> Iterator[None]:
+        modes.append(tf32)
+        yield
+
+    order: list[object] = []
+    modes: list[bool] = []
     monkeypatch.setattr(_scaling, "trainer_of", trainer_of)
-    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(_scaling, "math_modes", math_modes)
+    monkeypatch.setattr(_scaling, "reference_losses", told("reference", (2.0, 1.0)))
     deferred: list[object] = []
     for name in RUNGS:
         ctx: Any = SimpleNamespace(
@@ -149,11 +165,14 @@ def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, c
             defer=deferred.append,
         )
         monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
-        monkeypatch.setattr("harness.collection.steps.training._facts.allocated", lambda _: 0)
+        monkeypatch.setattr("harness.collection.steps.training._facts.allocated", told("memory", 0))
         with pytest.raises(LookupError):
             catalogue["swin_scaling"].variants[name].prepare(ctx)
     wanted = [rung_of("swin_train", name) for name in RUNGS]
     assert [(way.name, rung, world) for way, rung, world in made] == [("ddp", rung, 8) for rung in wanted]
+    assert modes == [rung.tf32 for rung in wanted]
+    # The reference's losses take memory that isn't the trainer's.
+    assert order == ["reference", "memory"] * len(RUNGS)
     # Each has its settings of the process undone; a compiled one what torch.compile keeps, too.
     assert len(deferred) == len(RUNGS) + 1
 
@@ -238,7 +257,7 @@ def test_no_step_is_judged_by_losses_that_do_not_fall(
     monkeypatch: pytest.MonkeyPatch, last: float, is_told: bool
 ) -> None:
     """They fall from the first to the lowest, by more than 2% of the first."""
-    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, last, 2.0))
+    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, last, 2.3))
     ctx: Any = SimpleNamespace(group=Pair(7.0), case=case("resnet50_scaling", "ddp"))
     told = {"losses": [2.0, last, 2.0], "weights": 7.0, "off": 0.0}
     found = [*_scaling.check(ctx, SimpleNamespace(**{name: torch.tensor(value) for name, value in told.items()}))]
@@ -271,7 +290,8 @@ def test_the_mean_of_gradients_is_compared_where_there_is_one(
     assert (float(told), len(rehearsals)) == (off, rehearsed)
 
 
-def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["bert_toy", "resnet_toy"])
+def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """All but two of them are made while the case is prepared; a later step changes nothing of what is checked."""
     made = iter(range(1, 100))
     trainer = SimpleNamespace(
@@ -279,12 +299,13 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch)
         loss_of_step=lambda: torch.tensor(float(next(made))),
         scaler=SimpleNamespace(is_enabled=lambda: False),
     )
-    monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
-    monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
+    later: list[object] = []
+    monkeypatch.setattr(_scaling, "trainer_as_asked", lambda _ctx, _way, _rung, off: off.fill_(0.25) and trainer)
+    monkeypatch.setattr(_scaling, "report_later", lambda *given: later.append(given[2]))
     monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
     told: dict[str, float] = {}
     ctx: Any = SimpleNamespace(
-        s=SimpleNamespace(step="eager", model="bert_toy", B=3),
+        s=SimpleNamespace(step="eager", model=model, B=3),
         device=torch.device("cpu"),
         group=SimpleNamespace(rank=0, size=2),
         defer=lambda _: None,
@@ -296,10 +317,10 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         launch(seen)
     assert seen.losses.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
-    assert float(seen.weights) == 7
+    assert (float(seen.weights), float(seen.off), later) == (7, 0.25, [trainer])
     launch(seen)
     assert seen.losses.tolist()[-1] == 11
-    assert told == {TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens}
+    assert told == ({TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens} if model == "bert_toy" else {})
 
 
 def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,10 @@ from tests.collection.steps.training import sharded
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
+def ran(folder: Path, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """What the ranks printed, and how they ended."""
-    store = tmp_path_factory.mktemp("ranks") / "store"
-    commands = [[sys.executable, "-m", sharded.__name__, str(rank), str(store)] for rank in range(sharded.RANKS)]
+    given = [str(folder / "store"), *arguments]
+    commands = [[sys.executable, "-m", sharded.__name__, str(rank), *given] for rank in range(sharded.RANKS)]
     running = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands
@@ -29,7 +28,18 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     return made
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
+    return ran(tmp_path_factory.mktemp("ranks"))
+
+
 @pytest.mark.parametrize("check", sharded.CHECKS, ids=lambda check: check.__name__)
 def test_ranks_make_the_steps_of_one_process(check, ended):
     for rank in ended:
         assert check.__name__ in rank.stdout.split(), rank.stderr
+
+
+@pytest.mark.slow  # test_llama.py has these rungs on one rank, the test above plain ones on two
+def test_ranks_make_the_steps_of_other_rungs(tmp_path):
+    for rank in ran(tmp_path, "rare"):
+        assert rank.stdout.split() == [check.__name__ for check in sharded.RARE], rank.stderr

@@ -208,6 +208,7 @@ def test_rates_and_shares_follow_from_the_declared_work(catalogue):
     assert metrics.METRICS["tokens"].unit.column([40960.0], "sequences")[0] == "k tokens/s"
 
 
+@pytest.mark.slow  # test_ours.py has the losses of a compiled rung, test_compiled_gradients.py its check
 @pytest.mark.parametrize("name", ["bert_train"])  # which takes the fewest seconds; a GPU compiles all
 def test_the_compiled_model_makes_the_same_losses(name, ready, monkeypatch):
     real = torch.compile

@@ -18,6 +18,7 @@ from harness.collection.steps.training._figures import BLOCK_SNR, MERGING_SNR, W
 from harness.collection.steps.training._swin_int8 import PLANS
 from harness.metrics import Subject
 from harness.model import Case
+from tests.rare import rare
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def test_int8_is_right_and_loses_what_int8_loses(name, dtype, ready, monkeypatch
         assert 25 < dict(session.facts)[_int8.SNR] < 45
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ["int8_wide", *(rare(name) for name in PLANS if name != "int8_wide")])
 def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(name, ready, monkeypatch):
     """The oracle is the model itself, with fake quantisation around its linear layers."""
     made, make = {}, in_int8(name)

@@ -113,23 +113,6 @@ def test_a_llama_trains_in_more_ways(catalogue: Catalogue) -> None:
     assert ours == {"fsdp_ours", "fused_loss", "compile_ours"}
 
 
-@pytest.mark.parametrize(
-    ("name", "keeps"),
-    [("fsdp", False), ("fsdp_keep", True), ("fsdp_ours", False), ("ddp", None), ("chunked_half", None)],
-)
-def test_weights_are_in_parts_where_the_way_says_so(
-    monkeypatch: pytest.MonkeyPatch, name: str, keeps: bool | None
-) -> None:
-    made: list[bool] = []
-    monkeypatch.setattr(_scaling, "ShardedTrainer", lambda *_, keeps: made.append(keeps))
-    monkeypatch.setattr(_scaling, "RankTrainer", lambda *_, wrapped, mean: wrapped and mean is None)
-    setup: Any = SimpleNamespace(device=torch.device("cpu"))
-    found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
-    assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
-    alone: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1)
-    assert alone is False
-
-
 def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
     """The trainer is given the rung and the way: not the step that the ways have, and not a way without a mean."""
     made: list[tuple[Way, Rung, int]] = []

@@ -154,3 +154,20 @@ def test_a_batch_that_cannot_be_cut_is_refused_in_all_ways(monkeypatch: pytest.M
     asked: Any = SimpleNamespace(choices=(("step", "eager"),), device="cpu", world=2)
     assert _scaling.has_own_step(asked) == "3 can't be cut into 2"
     assert _scaling.cant_run(_scaling.way_of("replicas"), asked) == "3 can't be cut into 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [("fsdp", False), ("fsdp_keep", True), ("fsdp_ours", False), ("ddp", None), ("chunked_half", None)],
+)
+def test_weights_are_in_parts_where_the_way_says_so(
+    monkeypatch: pytest.MonkeyPatch, name: str, keeps: bool | None
+) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(_scaling, "ShardedTrainer", lambda *_, keeps: made.append(keeps))
+    monkeypatch.setattr(_scaling, "RankTrainer", lambda *_, wrapped, mean: wrapped and mean is None)
+    setup: Any = SimpleNamespace(device=torch.device("cpu"))
+    found: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 2)
+    assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
+    alone: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1)
+    assert alone is False

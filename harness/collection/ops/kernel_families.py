@@ -11,7 +11,7 @@ _ONE_BY_ONE = (
 _ELEMENTWISE = r"bias|two_biases|p?relu|dropout|random_mask"
 
 declare("elementwise_unrolled", rf"^({_ELEMENTWISE})(_\w+)?_({_ONE_BY_ONE})(64)?$")
-declare("gemm", r"^int8_linear_(few|tiles)$")
+declare("gemm", r"^int8_linear_(few|tiles)$|^(linear|qkv)_few_rows_")
 declare("reduction", r"^prelu_grad_(sum|total)$")
 declare("elementwise_vectorised", rf"^({_ELEMENTWISE})_\w+$")
 declare("normalisation", r"^bn_\w+$")

@@ -29,6 +29,8 @@ def declared() -> Catalogue:
         ("prelu_packed", "elementwise_vectorised"),
         ("prelu_grad_total", "reduction"),
         ("int8_linear_tiles", "gemm"),
+        ("qkv_few_rows_tuned", "gemm"),
+        ("decode_attention_tuned", "attention"),
         ("bias_dropout_residual_tuned", "elementwise_vectorised"),
         ("dropout_naive", "elementwise_unrolled"),
         ("layer_norm_grad_dgamma", "normalisation"),

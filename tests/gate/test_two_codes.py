@@ -1,0 +1,157 @@
+"""What a gate of two codes measures, in which order, and what its record says; with pairs that are invented."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.gate import looks, two_codes
+from harness.gate.case_lists import Cases
+from harness.gate.deciding import SCREEN_PAIRS
+from harness.gate.evidence import Evidence
+from harness.gate.noise_store import Noise
+from harness.gate.pairing import PairMeasurer
+from harness.gate.records import Pair, Revision, Side, Stage, UsedCode, Waiver
+from harness.gate.two_codes import Request, Sides, Start
+from harness.gate.worktree import Checkout
+from harness.model import Case, Job, Machine, Measurement
+
+BASE, NOW = Revision("main", "b" * 40, False, "1" * 64), Revision("the working tree", "f" * 40, True, "2" * 64)
+CODES: dict[Side, Checkout] = {"base": Checkout(BASE, None, ()), "now": Checkout(NOW, None, ())}
+JOBS = tuple(Job(Case(op, variant, "float32", (("N", 8),))) for op, variant in (("a", "tuned"), ("copy", "memcpy")))
+START = Start("2026-11-26T06:00:00+00:00", 0.0)
+WAIVER = Waiver(("*",), 0.5, "r", "o", "2026-11-26", "w:1")
+
+
+class Even(PairMeasurer):
+    """Pairs of the same times. made: every one, with what it was given."""
+
+    made: list[Even]
+
+    def __post_init__(self) -> None:
+        self.drawn = self.draw.random()
+        self.stages: list[tuple[Stage, int]] = []
+        self.made.append(self)
+
+    def measure(self, stage: Stage, count: int, jobs: Any) -> None:
+        self.stages.append((stage, count))
+        for job in jobs["now"]:
+            self.pairs[job.case.id] += [Pair(1.0, 1.0, "base", stage)] * count
+            for side in ("base", "now"):
+                self.measurements[side][job.case.id] += [Measurement(job.case, "ok", samples=(1.0,))] * count
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Evidence, Sequence[str]]]:
+    """What the rules were asked to judge, and what may pass."""
+    told: list[tuple[Evidence, Sequence[str]]] = []
+    Even.made = []
+    monkeypatch.setattr(two_codes, "PairMeasurer", Even)
+    monkeypatch.setattr(two_codes, "findings", lambda evidence, accept: told.append((evidence, accept)) or ())
+    return told
+
+
+def sides(machine: Machine, **fields: Any) -> Sides:
+    observer: Any = SimpleNamespace(settled=lambda *_: None, say=lambda *_: None)
+    cases = Cases((), {"base": JOBS, "now": JOBS}, untold=("why",), laxer=("how",))
+    return Sides(CODES, machine, cases, "another program", observer, **fields)
+
+
+def request(**fields: Any) -> Request:
+    selection: Any = SimpleNamespace(device="cpu")
+    return Request("main", (), selection, **fields)
+
+
+NOISE = Noise(Path("none"), "f00d", {})
+
+
+def test_the_record_says_what_was_asked_and_found(
+    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine
+) -> None:
+    used = UsedCode((("a.py", "1"),), (("a.py", "2"),), complete=True)
+    asked = request(seed=7, accept=("work",), advisory=True, command=("harness", "gate"), waivers=(WAIVER,))
+    found = two_codes.run(asked, sides(machine, used=used), NOISE, START)
+    [pairs] = Even.made
+    assert pairs.stages == [("screen", SCREEN_PAIRS)]
+    assert pairs.drawn == random.Random(7).random()
+    assert (found.mode, found.base, found.now, found.seed) == ("paired", BASE, NOW, 7)
+    assert (found.started, found.command, found.advisory, found.accept) == (
+        START.text, ("harness", "gate"), True, ("work",),
+    )  # fmt: skip
+    assert (found.used, found.waivers, found.continues, found.looks) == (used, (WAIVER,), "", 0)
+    assert [case.decision.outcome for case in found.cases if case.decision] == ["ok", "ok"]
+    # A waiver holds on its last day too. It never covers a control, which would hide that the machine changed.
+    assert [case.margin.waived for case in found.cases] == [0.5, 0.0]
+    [(evidence, accept)] = judged
+    assert (evidence.base, evidence.cases, evidence.today, accept) == ("main", found.cases, "2026-11-26", ("work",))
+    assert (evidence.shared, evidence.untold, evidence.laxer) == ("another program", ("why",), ("how",))
+    assert (evidence.used, evidence.waivers, evidence.edited, evidence.limits) == (used, (WAIVER,), (), None)
+
+
+def test_the_same_code_is_not_measured(judged: list[tuple[Evidence, Sequence[str]]], machine: Machine) -> None:
+    found = two_codes.run(request(), sides(machine, same=True), NOISE, START)
+    assert [pairs.stages for pairs in Even.made] == [[]]
+    assert (found.cases, judged[0][0].same) == ((), True)
+
+
+def test_files_edited_meanwhile_are_asked_of_the_working_tree(
+    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_codes, "edited", lambda code, used: (code.code.label, *used.changed))
+    two_codes.run(request(), sides(machine, same=True, used=UsedCode(changed=("a.py",))), NOISE, START)
+    two_codes.run(request(), sides(machine, same=True), NOISE, START)
+    assert [evidence.edited for evidence, _ in judged] == [("the working tree", "a.py"), ()]
+
+
+@pytest.mark.parametrize(("asked", "drawn"), [(None, 1), (5, 5), (0, 0)])
+def test_a_gate_goes_on_with_its_seed_unless_another_one_is_asked_for(
+    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine, asked: int | None, drawn: int
+) -> None:
+    first = two_codes.run(request(seed=1), sides(machine), NOISE, START)
+    before = replace(first, started="2026-11-25T10:00:00+00:00", looks=3)
+    # The cases are the same, so nothing is measured; what the procedure refuses is told elsewhere.
+    found = two_codes.run(request(seed=asked, earlier=before), sides(machine, same=True), NOISE, START)
+    assert (found.seed, found.continues) == (drawn, before.started)
+
+
+def test_a_seed_is_drawn_anew_for_each_gate(judged: list[tuple[Evidence, Sequence[str]]], machine: Machine) -> None:
+    seeds = {two_codes.run(request(), sides(machine, same=True), NOISE, START).seed for _ in range(4)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "before", "most"),
+    [(None, None, looks.LOOKS), (10, None, 1), (25, None, 3), (None, 3, 4), (80, 1, 4)],
+)
+def test_how_often_it_looks(pairs: int | None, before: int | None, most: int) -> None:
+    earlier: Any = None if before is None else SimpleNamespace(looks=before)
+    assert two_codes._looks(request(pairs=pairs, earlier=earlier)) == most
+
+
+@pytest.mark.parametrize(
+    ("kind", "cores", "ahead"), [("cpu", 64, 0), ("cuda", 1, 1), ("cuda", 8, 2), ("cuda", 11, 2), ("cuda", 64, 4)]
+)
+def test_processes_load_ahead_where_cores_are_free(machine: Machine, kind: str, cores: int, ahead: int) -> None:
+    assert two_codes._ahead(replace(machine, kind=kind, cpu_count=cores)) == ahead
+
+
+def test_code_that_measures_as_before_is_not_measured_twice(
+    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine
+) -> None:
+    """Nor is anything measured where there is no code of the base that measures: it is only doubted."""
+    for given in (sides(machine), sides(machine, measuring="it changed")):
+        assert two_codes._measured_alike(request(), given, NOISE, 1) is given
+    assert Even.made == []
+
+
+def test_a_day_is_that_of_the_start() -> None:
+    assert START.day == "2026-11-26"
+    assert len(Start.now().text) == len(START.text)
+    assert Start.now().text.endswith("+00:00")

@@ -17,7 +17,7 @@ from harness.gate.deciding import SCREEN_PAIRS
 from harness.gate.evidence import Evidence
 from harness.gate.noise_store import Noise
 from harness.gate.pairing import PairMeasurer
-from harness.gate.records import Pair, Revision, Side, Stage, UsedCode, Waiver
+from harness.gate.records import Finding, Pair, Revision, Side, Stage, UsedCode, Waiver
 from harness.gate.two_codes import Request, Sides, Start
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Machine, Measurement
@@ -53,7 +53,12 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Evidence, Sequence[str
     told: list[tuple[Evidence, Sequence[str]]] = []
     Even.made = []
     monkeypatch.setattr(two_codes, "PairMeasurer", Even)
-    monkeypatch.setattr(two_codes, "findings", lambda evidence, accept: told.append((evidence, accept)) or ())
+
+    def findings(evidence: Evidence, accept: Sequence[str]) -> tuple[Finding, ...]:
+        told.append((evidence, accept))
+        return ()
+
+    monkeypatch.setattr(two_codes, "findings", findings)
     return told
 
 

@@ -23,7 +23,8 @@ class Asked:
     """What a case is given of its context, on a kind of device; `told` has the figures."""
 
     def __init__(self, kind: str = "cuda") -> None:
-        self.device, self.group = torch.device(kind), ALONE
+        self.device = torch.device(kind)
+        self.group: Any = ALONE
         self.told: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:
@@ -71,6 +72,17 @@ def test_energy_and_a_busy_gpu_are_of_two_seconds_of_steps(
     on_host = Asked("cpu")
     _facts.report_steps(on_host, gpu.step, 5)
     assert (gpu.steps, on_host.told) == (8, {})
+
+
+def test_of_several_gpus_only_the_energy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks make as many steps as they agree on. A kernel that waits for another rank would count as busy."""
+    gpu, asked, counted, agreed = Gpu(monkeypatch, 0.5), Asked(), iter((0.0, 40.0)), list[float]()
+    asked.group = SimpleNamespace(size=2, agree=lambda steps: agreed.append(steps) or 2.5)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(_facts, "_joules", lambda: next(counted))
+    monkeypatch.setattr(_facts, "_busy_seconds", lambda _: 0.1)
+    _facts.report_steps(asked, gpu.step, 2)
+    assert (gpu.steps, agreed) == (1 + 3, [pytest.approx(4.0)])
+    assert asked.told == pytest.approx({ENERGY: 40 / 6})
 
 
 def event(start: float, end: float, kind: DeviceType = DeviceType.CUDA, annotation: bool = False) -> SimpleNamespace:

@@ -124,7 +124,7 @@ class Watching:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type] # as the documentation has it
+        threading.settrace(None)
         self._seconds[nodeid] += time.perf_counter()
 
     def pytest_runtest_logreport(self, report: Any) -> None:

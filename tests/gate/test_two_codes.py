@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from harness.gate.case_lists import Cases
 from harness.gate.deciding import SCREEN_PAIRS
 from harness.gate.evidence import Evidence
 from harness.gate.noise_store import Noise
+from harness.gate.observer import Comparing
 from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Finding, Pair, Revision, Side, Stage, UsedCode, Waiver
 from harness.gate.two_codes import Request, Sides, Start
@@ -25,7 +27,7 @@ from harness.model import Case, Job, Machine, Measurement
 BASE, NOW = Revision("main", "b" * 40, False, "1" * 64), Revision("the working tree", "f" * 40, True, "2" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(BASE, None, ()), "now": Checkout(NOW, None, ())}
 JOBS = tuple(Job(Case(op, variant, "float32", (("N", 8),))) for op, variant in (("a", "tuned"), ("copy", "memcpy")))
-START = Start("2026-11-26T06:00:00+00:00", 0.0)
+START = Start("2026-11-26T06:00:00+00:00", 500.0)
 WAIVER = Waiver(("*",), 0.5, "r", "o", "2026-11-26", "w:1")
 
 
@@ -77,15 +79,16 @@ NOISE = Noise(Path("none"), "f00d", {})
 
 
 def test_the_record_says_what_was_asked_and_found(
-    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine
+    judged: list[tuple[Evidence, Sequence[str]]], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(two_codes, "time", SimpleNamespace(monotonic=lambda: START.seconds + 30))
     used = UsedCode((("a.py", "1"),), (("a.py", "2"),), complete=True)
     asked = request(seed=7, accept=("work",), advisory=True, command=("harness", "gate"), waivers=(WAIVER,))
     found = two_codes.run(asked, sides(machine, used=used), NOISE, START)
     [pairs] = Even.made
     assert pairs.stages == [("screen", SCREEN_PAIRS)]
     assert pairs.drawn == random.Random(7).random()
-    assert (found.mode, found.base, found.now, found.seed) == ("paired", BASE, NOW, 7)
+    assert (found.mode, found.base, found.now, found.seed, found.seconds) == ("paired", BASE, NOW, 7, 30.0)
     assert (found.started, found.command, found.advisory, found.accept) == (
         START.text, ("harness", "gate"), True, ("work",),
     )  # fmt: skip
@@ -129,6 +132,7 @@ def test_a_seed_is_drawn_anew_for_each_gate(judged: list[tuple[Evidence, Sequenc
     seeds = {two_codes.run(request(), sides(machine, same=True), NOISE, START).seed for _ in range(4)}
     assert len(seeds) > 1
     assert all(0 <= seed < 2**32 for seed in seeds)
+    assert max(seeds) > 2**20
 
 
 @pytest.mark.parametrize(
@@ -160,3 +164,111 @@ def test_a_day_is_that_of_the_start() -> None:
     assert START.day == "2026-11-26"
     assert len(Start.now().text) == len(START.text)
     assert Start.now().text.endswith("+00:00")
+
+
+@pytest.fixture
+def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Sides, list[object]]]:
+    """What `prepare` finds, and what it did, in its order. same: whether both sides use the same code."""
+
+    def make(asked: Request, repository: Any, same: bool = False, left_out: str = "") -> tuple[Sides, list[object]]:
+        log: list[object] = []
+
+        @contextmanager
+        def noted(*what: object) -> Iterator[Any]:
+            log.append(what)
+            yield SimpleNamespace(survey=lambda *given: log.append(given))
+            log.append(("end of", what[0]))
+
+        device = SimpleNamespace(kind="cpu", shared=lambda: "another program", machine=lambda: machine)
+        cases = Cases((), {"base": JOBS, "now": JOBS})
+        of_device = SimpleNamespace(jobs=JOBS, left_out=left_out, files=("s.yaml",), broken=("t.yaml",))
+        found = SimpleNamespace(
+            codes=CODES, cases=cases, used=UsedCode(), measuring="changed", judged=("j",), same=same
+        )
+        fakes = {
+            "devices": SimpleNamespace(kinds=lambda: {"cpu": device}),
+            "Catalogue": lambda plugins: plugins,
+            "wanted": lambda *_: of_device,
+            "lock": SimpleNamespace(held=lambda _device, ranks: noted("lock", [*ranks])),
+            "Nursery": lambda root: noted("nursery", root),
+            "inquire": lambda asking, *given: found if given == (repository, codes, "cpu") else None,
+            "common": lambda *_: cases,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(two_codes, name, fake)
+        codes: Any = {
+            side: SimpleNamespace(code=code, root=None, workers=lambda kind: noted("workers", kind))
+            for side, code in (("base", BASE), ("now", NOW))
+        }
+        monkeypatch.setattr(two_codes, "shared_root", lambda _: Path("/own"))
+        observer: Any = SimpleNamespace(say=log.append, note=log.append, comparing=log.append)
+        with ExitStack() as turn:
+            sides = two_codes.prepare(asked, codes, observer, turn, repository)
+            log.append("prepared")
+        return sides, log
+
+    return make
+
+
+def test_the_devices_are_held_until_the_turn_ends(
+    found_out: Callable[..., tuple[Sides, list[object]]], machine: Machine
+) -> None:
+    sides, log = found_out(request(), "repository", left_out="two of a library are left out")
+    compared = Comparing(BASE, NOW, 2, machine, UsedCode(), False)
+    assert log == [
+        ("lock", [0]), "two of a library are left out", "asking main what it can measure", ("nursery", Path("/own")),
+        compared, "prepared", ("end of", "nursery"), ("end of", "lock"),
+    ]  # fmt: skip
+    assert (sides.shared, sides.measuring, sides.judged, sides.used) == (
+        "another program",
+        "changed",
+        ("j",),
+        UsedCode(),
+    )
+    assert sides.nursery is not None
+
+
+def test_a_revision_compared_with_itself_is_asked_what_it_can_measure(
+    found_out: Callable[..., tuple[Sides, list[object]]],
+) -> None:
+    sides, log = found_out(request(), None)
+    assert log[:5] == [
+        ("lock", [0]), "asking main what it can measure", ("workers", "cpu"), (("s.yaml", "t.yaml"), JOBS),
+        ("end of", "workers"),
+    ]  # fmt: skip
+    assert (sides.used, sides.same, sides.measuring, sides.nursery, sides.shared) == (
+        None, False, "", None, "another program",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("same", "fields", "passed_over"),
+    [(True, {}, True), (False, {}, False), (True, {"always": True}, False), (True, {"earlier": "a run"}, False)],
+)
+def test_the_same_code_is_passed_over_unless_somebody_wants_it_measured(
+    found_out: Callable[..., tuple[Sides, list[object]]], same: bool, fields: dict[str, Any], passed_over: bool
+) -> None:
+    assert found_out(request(**fields), "repository", same)[0].same == passed_over
+
+
+@pytest.mark.parametrize("earlier", [None, "a run"])
+def test_a_run_that_goes_on_is_checked_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, earlier: Any
+) -> None:
+    log: list[object] = []
+    given = sides(machine, used=UsedCode())
+
+    @contextmanager
+    def both(*asked: object) -> Iterator[Any]:
+        log.append(asked[1:4])
+        yield CODES
+
+    asked = request(earlier=earlier, prepare=("pip install .",), harness="1.0", noise=Path("noise"))
+    monkeypatch.setattr(two_codes, "two_sides", both)
+    monkeypatch.setattr(two_codes, "Repository", SimpleNamespace(find=lambda *_: "repository"))
+    monkeypatch.setattr(two_codes, "prepare", lambda *_: given)
+    monkeypatch.setattr(two_codes, "check", lambda run, *of: log.append((run, of[-1])))
+    monkeypatch.setattr(two_codes, "noise_store", SimpleNamespace(load=lambda machine, file: file))
+    monkeypatch.setattr(two_codes, "run", lambda asked, sides, noise, _: (sides is given, noise))
+    assert two_codes.paired(asked, given.observer) == (True, Path("noise"))
+    assert log == [("main", ("pip install .",), "1.0"), *[("a run", UsedCode())] * bool(earlier)]

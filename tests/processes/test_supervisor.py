@@ -432,7 +432,7 @@ def test_processes_of_another_number_end_before_a_case_gets_its_own(
         made.begin_next()
         made.measure(two)
         assert [team.size for team in teams.made] == [1, 1, 2]
-        assert made._team is teams.made[-1]
+        assert [team.alive for team in teams.made] == [False, False, True]
 
 
 def test_outputs_are_exchanged_with_one_process_and_its_death_is_a_reason(

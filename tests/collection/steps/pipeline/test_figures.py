@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,3 +115,34 @@ def test_each_stage_and_part_says_what_it_is():
     assert METRICS[_facts.DECODE_RATE].better == "higher"
     queues = [name for name in METRICS if name.endswith(("_empty", "_full"))]
     assert queues == [f"{stage}_{state}" for stage in ("prepare", "copy", "train") for state in ("empty", "full")]
+
+
+@pytest.mark.parametrize(("shortest", "calls"), [(0.0, _facts.FEWEST), (1.0, 4)])
+def test_a_rate_is_of_calls_after_the_first_with_the_wait_for_their_work(monkeypatch, shortest, calls):
+    """Calls that take a quarter of a second, and a second until their work is done."""
+    now, log = [50.0], []
+    monkeypatch.setattr(_facts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def taking(name, seconds):
+        def act(*_):
+            log.append(name)
+            now[0] += seconds
+
+        return act
+
+    found = _facts.rate_alone(taking("call", 0.25), itertools.count(), shortest, taking("wait", 1.0))
+    assert log == ["call", "wait", *["call"] * calls, "wait"]
+    assert found == calls / (calls * 0.25 + 1.0)
+    assert _facts.FEWEST == 3
+
+
+def test_one_item_at_a_time_is_worked_on_in_the_thread_that_asks():
+    """A training step issues its work to the current stream of its thread."""
+    threads, items = set(), []
+
+    def work(item):
+        items.append(item)
+        threads.add(threading.current_thread())
+
+    _facts.rate_alone(work, iter("abcd"), 0.0, lambda: None)
+    assert (items, threads) == (list("abcd"), {threading.current_thread()})

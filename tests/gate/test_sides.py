@@ -189,11 +189,12 @@ def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, sid
     kept = Path(importlib.util.cache_from_source(module))
     write(kept, "")
     with used_code.watched(Repository(top, ()), [replace(side, folder=None)]) as opened:
-        for file in (*(top / name for name in watched), kept):
+        for file in (*(top / name for name in (*watched, "a.py", "sub/a.py")), kept):
             file.read_text()
         found = opened.so_far()
     assert opened.complete
-    assert found == {*(top / name for name in ("build/include/a.h", "build/libk.so.1", "pkg/c.py")), module}
+    names = ("a.py", "sub/a.py", "build/include/a.h", "build/libk.so.1", "pkg/c.py")
+    assert found == {*(top / name for name in names), module}
 
 
 def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:

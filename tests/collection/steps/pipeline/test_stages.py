@@ -272,6 +272,7 @@ def test_shares_are_of_the_time_between_taking_and_being_done(start_clock):
     assert queue.shares == (0, 1)
     pipeline.done()
     clock.now += 100
+    assert queue.shares == (0, 1)
     assert queue._last - queue._begin == 3
     pipeline.reset()
     assert queue.shares == (0, 0)

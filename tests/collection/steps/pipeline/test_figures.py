@@ -107,6 +107,24 @@ def test_names_stand_for_their_numbers():
     assert METRICS[_facts.DECODER].unit.write(2) == "nvJPEG"
 
 
+def test_every_figure_that_is_reported_is_a_metric_with_a_unit():
+    rates = [_facts.EXPECTED, _facts.DECODE_RATE, *map(_facts.rate_of, (*_facts.STAGES, "resize"))]
+    ratios = [_facts.DOUBLED, _facts.GAIN]
+    counts = [_facts.ENGINES, _facts.THREADS, _facts.PROCESSES]
+    shares = [_facts.ENGINE_USE, _facts.CACHED]
+    for unit, names in (
+        (units.ITEMS, rates),
+        (units.RATIO, ratios),
+        (units.COUNT, counts),
+        (units.SHARE, shares),
+        (units.BYTES, [_facts.FILE]),
+    ):
+        assert [METRICS[name].unit for name in names] == [unit] * len(names)
+    names = list(METRICS)
+    assert names.index("of_expected") == names.index("memory") + 1
+    assert "in the mean of before and after the timed steps" in METRICS["read_rate"].hint
+
+
 def test_each_stage_and_part_says_what_it_is():
     for stage in _facts.STAGES:
         assert METRICS[f"{stage}_rate"].hint.startswith("images a second of the stage alone that")

@@ -35,6 +35,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -118,10 +119,12 @@ class Watching:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._test, self._seconds[nodeid] = nodeid, -time.perf_counter()
+        threading.settrace(self._called)  # threads that the test starts
         sys.settrace(self._called)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.settrace(None)
+        threading.settrace(None)
         self._seconds[nodeid] += time.perf_counter()
 
     def pytest_runtest_logreport(self, report: Any) -> None:

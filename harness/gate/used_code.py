@@ -124,7 +124,7 @@ def edited(code: Checkout, used: UsedCode) -> tuple[str, ...]:
     if top is None:
         return ()
     # Where another harness measures, its files have the names of those in the working tree.
-    own = str(code.own_root.relative_to(top) / "harness") if code.own_root else ""
+    own = f"{code.own_root.relative_to(top) / 'harness'}/" if code.own_root else ""
     known = {shown(name): top / name for name in submodules.listed(top)}
     ours = ((name, content) for name, content in used.now if name in known and not (own and name.startswith(own)))
     return tuple(name for name, content in ours if digest(known[name]) != content)

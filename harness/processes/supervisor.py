@@ -175,6 +175,7 @@ class Workers:
         if not _serves(self._team, size):
             self.restart()
         if not self._team or not _serves(self._team, size):
+            self.restart()  # the process that was begun for the next turn is dead, or is one where several are needed
             self._team = self._spawn(size)
         try:
             self._check(self._team)

@@ -102,13 +102,15 @@ def test_a_gate_doubts_code_that_gives_the_kernels_of_the_base_other_times(
         return Pairs({"a": times})
 
     monkeypatch.setattr(two_codes, "PairMeasurer", pairs)
-    observer = SimpleNamespace(say=lambda _: None)
+    said: list[str] = []
+    observer = SimpleNamespace(say=said.append)
     cases = Cases((), {"base": jobs, "now": ()})
     sides = Sides({"base": base}, machine, cases, "", observer, measuring="changed")
     request = Request("main", (), SimpleNamespace(), margin=0.01)
     found = two_codes._measured_alike(request, sides, NOISE, 1).measuring
     assert found.startswith(doubt) if doubt else found == ""
     assert (codes["base"].root, codes["base"].own_root, codes["now"]) == (Path("/old"), None, base)
+    assert said == ["the code that measures changed: the kernels of the base are measured by the old and the new"]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path, made: Made) -> None:
     (tmp_path / "list.json").write_text("[]")
     other = tmp_path / "o"
     other.mkdir()
-    [edited] = written(other, made(name="X", now=replace(NOW, digest="c" * 64, dirty=True)))
+    codes = [replace(NOW, digest="c" * 64, dirty=True), replace(NOW, revision="e" * 40)]
+    edited, third = written(other, *(made(name=f"X{number}", now=code) for number, code in enumerate(codes)))
     (tmp_path / "p").mkdir()
     [moved] = written(tmp_path / "p", made(name="X", base="main", seed=8))
     content = json.loads((moved / "gate.json").read_text())
@@ -115,9 +116,10 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path, made: Made) -> None:
         ([same, again], "is the same verdict as"),
         ([same, same], "is the same verdict as"),
         ([same, tmp_path / "none"], "holds no verdict of a gate"),
-        ([same, tmp_path / "bad.json"], "holds no verdict of a gate"),
+        ([same, tmp_path / "bad.json"], r"holds no verdict of a gate: \d+ validation errors for GateRun$"),
         ([same, tmp_path / "list.json"], "holds no verdict of a gate"),
         ([same, edited], "about different codes: ffffffffffff and ffffffffffff with changes"),
+        ([same, edited, third], "about different codes: ffffffffffff and ffffffffffff with changes$"),
         ([same, moved], "the base main of these verdicts is of two revisions: mmmmmmmmmmmm and eeeeeeeeeeee"),
     ):
         with pytest.raises(HarnessError, match=words):

@@ -92,6 +92,20 @@ def test_clear_cases_take_the_screen_alone() -> None:
     assert found["copy"].control
 
 
+def test_cases_that_one_side_alone_has_are_measured() -> None:
+    """They have no base to be compared with, and get no decision."""
+    job = Job(Case("new", "tuned", "float32", (("N", 8),)))
+    pairs = FakePairs({"new": 0.0})
+    cases = Cases((), {"base": (), "now": (job,)})
+    [found] = Procedure(pairs, cases, 0.01, Quiet(Path("none"), "f00d", {}), Watch()).carry_out()
+    assert pairs.stages == [("screen", ["new"])]
+    assert (found.case, found.decision, len(found.now), found.base) == (job.case, None, SCREEN_PAIRS, ())
+    pairs = FakePairs({})
+    nothing = Procedure(pairs, Cases((), {"base": (), "now": ()}), 0.01, Quiet(Path("none"), "f00d", {}), Watch())
+    assert nothing.carry_out() == ()
+    assert pairs.stages == []
+
+
 def test_suspects_are_measured_anew_beside_the_controls() -> None:
     found, pairs, watch = carry_out({"a": 0.0, "slow": 0.05, "copy": 0.0})
     assert pairs.stages == [("screen", ["a", "slow", "copy"]), ("confirm", ["slow", "copy"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from harness import source
 from harness.errors import UsageError
-from harness.gate import measuring, submodules, used_code
+from harness.gate import measuring, sides, submodules, used_code
 from harness.gate.git import shown
 from harness.gate.opened import Opened
 from harness.gate.preparing import prepared
@@ -189,11 +190,12 @@ def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, sid
     kept = Path(importlib.util.cache_from_source(module))
     write(kept, "")
     with used_code.watched(Repository(top, ()), [replace(side, folder=None)]) as opened:
-        for file in (*(top / name for name in watched), kept):
+        for file in (*(top / name for name in (*watched, "a.py", "sub/a.py")), kept):
             file.read_text()
         found = opened.so_far()
     assert opened.complete
-    assert found == {*(top / name for name in ("build/include/a.h", "build/libk.so.1", "pkg/c.py")), module}
+    names = ("a.py", "sub/a.py", "build/include/a.h", "build/libk.so.1", "pkg/c.py")
+    assert found == {*(top / name for name in names), module}
 
 
 def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
@@ -257,3 +259,23 @@ def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:
         two_sides(Repository.find((top / "mine.py",)), "one", (), "1.0", Quiet()),
     ):
         pass
+
+
+def test_this_process_sees_the_packages_of_the_working_tree_and_the_base_its_own() -> None:
+    places = {"base": Path("/base/site"), "now": Path("/now/site")}
+    codes = {side: Checkout(CODE, None, (), around=Surroundings(site=place)) for side, place in places.items()}
+    with sides._seen(codes) as seen:
+        assert sys.path[0] == "/now/site"
+        assert seen["base"].around.moved == ((places["now"], places["base"]),)
+        assert seen["now"] is codes["now"]
+    assert "/now/site" not in sys.path
+    for side in codes:
+        bare = {**codes, side: Checkout(CODE, None, ())}
+        with sides._seen(bare) as seen:
+            assert seen is bare
+            assert "/now/site" not in sys.path
+
+
+def test_a_version_that_is_no_revision_is_refused(own: Path) -> None:
+    with pytest.raises(UsageError, match=r"v9\.9"):
+        sides._version(Repository.find(()), "9.9")

@@ -1,4 +1,4 @@
-"""Revisions of the harness that consist of a measuring process without torch, which a test writes."""
+"""Revisions of the harness that consist of a measuring process without torch, which a test writes; and fake teams."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from harness.processes import supervisor
+from harness.processes.messages import VERSION, Ready
+from tests.processes.fake_team import ROOT, FakeTeam
 
 CHILD = """\
 import json, os, sys, time
@@ -44,3 +48,10 @@ def revision(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / "revision"
 
     return make
+
+
+@pytest.fixture
+def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
+    monkeypatch.setattr(supervisor, "Team", FakeTeam)
+    FakeTeam.made, FakeTeam.starts = [], [Ready(VERSION, str(ROOT))] * 5
+    return FakeTeam

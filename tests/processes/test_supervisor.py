@@ -19,48 +19,9 @@ from harness.processes import supervisor
 from harness.processes.messages import VERSION, Measured, Ready
 from harness.processes.supervisor import Workers
 from harness.processes.team import LostError
+from tests.processes.fake_team import ROOT, FakeTeam
 
-ROOT = Path("/elsewhere")
 OWN = Path(source.__file__).resolve().parents[1]
-
-
-class FakeTeam:
-    """A team whose start ends as `starts` say, one after the other. made: every team."""
-
-    made: list[FakeTeam]
-    starts: list[Ready | Exception]
-
-    def __init__(self, device: str, plugins: Any, size: int, root: Path | None, around: object = None) -> None:
-        self.size, self.root, self.alive = size, root, True
-        self.ready: Ready | None = None
-        self.made.append(self)
-
-    def wait_until_ready(self) -> Ready:
-        if self.ready is None:
-            found = self.starts.pop(0)
-            if isinstance(found, Exception):
-                self.alive = False
-                raise found
-            self.ready = found
-        return self.ready
-
-    def confirm(self, limit: float) -> None:
-        """It stands by all that it says."""
-
-    def ask(self, question: Any, kind: Any, limit: float) -> dict[int, Measured]:
-        return {0: Measured(Measurement(question.job.case, "ok"))}
-
-    def close(self) -> None:
-        self.alive = False
-
-    kill = close
-
-
-@pytest.fixture
-def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
-    monkeypatch.setattr(supervisor, "Team", FakeTeam)
-    FakeTeam.made, FakeTeam.starts = [], [Ready(VERSION, str(ROOT))] * 5
-    return FakeTeam
 
 
 def test_a_case_of_more_ranks_than_devices_starts_no_process(
@@ -301,7 +262,7 @@ def test_what_else_is_asked_needs_an_answer(
             ask(made)
         assert ask(made)
     assert given == [limit] * 2
-    assert len(teams.made) == 2
+    assert [team.size for team in teams.made] == [1, 1]
 
 
 def begin_and_fail(made: Workers) -> None:
@@ -332,6 +293,7 @@ def test_an_error_ends_processes_at_once_and_the_end_lets_them_end(
         ({0: ("ok", "", False), 1: ("wrong", "y is off", False)}, "wrong", "rank 1: y is off"),
         ({0: ("crashed", "rank 1: died", False), 1: ("crashed", "died", True)}, "crashed", "rank 1: died"),
         ({0: ("crashed", "rank 1: died", False), 1: ("crashed", "rank 1: died", False)}, "crashed", "rank 1: died"),
+        ({0: ("crashed", "nobody answers", False), 1: ("crashed", "died", True)}, "crashed", "rank 1: died"),
         ({0: ("wrong", "y is off", False)}, "wrong", "y is off"),
     ],
 )

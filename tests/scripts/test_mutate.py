@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,24 @@ def test_lines_are_those_that_a_test_that_passes_ran(tmp_path):
     assert told["lines"] == [[str(file), 2, ["good"]], [str(file), 3, ["good"]]]
     assert ([*told["seconds"]], told["failed"]) == (["good"], ["bad"])
     assert told["seconds"]["good"] > 0
+
+
+def test_lines_that_other_threads_of_a_test_run_are_noted(tmp_path):
+    file = tmp_path / "one.py"
+    file.write_text("def twice(x):\n    return 2 * x\n")
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    watching = mutate.Watching([str(file)])
+    before = sys.gettrace(), threading.gettrace()
+    watching.pytest_runtest_logstart("watched")
+    thread = threading.Thread(target=space["twice"], args=(1,))
+    thread.start()
+    thread.join()
+    watching.pytest_runtest_logfinish("watched")
+    assert threading.gettrace() is None
+    sys.settrace(before[0])
+    threading.settrace(before[1])
+    assert watching.told()["lines"] == [[str(file), 2, ["watched"]]]
 
 
 def test_what_was_found_holds_until_the_module_changes_and_for_survivors_until_tests_do(tmp_path):

@@ -240,6 +240,51 @@ def test_a_queue_counts_how_long_it_was_empty_and_full(monkeypatch):
     assert queue.shares == (15 / 20, 0)
 
 
+def test_a_closed_queue_counts_until_it_was_closed_and_holds_nothing(monkeypatch):
+    now = [7.0]
+    monkeypatch.setattr(_stages, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watch = Stopwatch()
+    assert watch.now() == 0
+    queue = StageQueue(1, watch)
+    assert queue.shares == (0, 0)  # no time has passed
+    watch.start()
+    now[0] += 1
+    queue.put("item")
+    now[0] += 3
+    queue.close()
+    now[0] += 100
+    assert queue.held == 0
+    assert queue.shares == (1 / 4, 3 / 4)
+    for use in (queue.get, lambda: queue.put(1)):
+        with pytest.raises(QueueClosed):
+            use()
+
+
+def test_shares_are_of_the_time_between_taking_and_being_done(start_clock):
+    clock = start_clock(2)
+    pipeline = Pipeline([Stage("read", lambda n: n)], 1)
+    queue = pipeline.queues["read"]
+    clock.now += 5  # of which nothing counts
+    pipeline.take()
+    clock.settle()
+    pipeline.reset()
+    clock.now += 3
+    assert queue.shares == (0, 1)
+    pipeline.done()
+    clock.now += 100
+    assert queue.shares == (0, 1)
+    assert queue._last - queue._begin == 3
+    pipeline.reset()
+    assert queue.shares == (0, 0)
+    pipeline.close()
+
+
+def test_no_stage_keeps_a_process_from_ending():
+    pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", lambda n: n, 2)])
+    assert [(loop.name, loop.daemon) for loop in pipeline._loops] == [("read", True), *[("prepare", True)] * 2]
+    pipeline.close()
+
+
 def test_halved_work_gives_every_result_twice():
     done = []
     work = halved(lambda n: done.append(n) or n)

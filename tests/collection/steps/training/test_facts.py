@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from torch.autograd import DeviceType
 
+from harness import cuda, metrics, units
+from harness.collection import nn
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import ACTIVATIONS, ENERGY, PEAK_MEMORY, WEIGHTS
 from harness.ranks import ALONE
@@ -20,7 +23,8 @@ class Asked:
     """What a case is given of its context, on a kind of device; `told` has the figures."""
 
     def __init__(self, kind: str = "cuda") -> None:
-        self.device, self.group = torch.device(kind), ALONE
+        self.device = torch.device(kind)
+        self.group: Any = ALONE
         self.told: dict[str, float] = {}
 
     def report(self, name: str, value: float) -> None:
@@ -31,7 +35,7 @@ class Gpu:
     """A GPU whose steps take `seconds`, for which the host waits in synchronize()."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-        self.now = self.waiting = 0.0
+        self.now, self.waiting = 50.0, 0.0
         self.seconds, self.steps = seconds, 0
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(_facts, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -68,6 +72,18 @@ def test_energy_and_a_busy_gpu_are_of_two_seconds_of_steps(
     on_host = Asked("cpu")
     _facts.report_steps(on_host, gpu.step, 5)
     assert (gpu.steps, on_host.told) == (8, {})
+
+
+def test_of_several_gpus_only_the_energy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks make as many steps as they agree on. A kernel that waits for another rank would count as busy."""
+    gpu, asked, counted, agreed = Gpu(monkeypatch, 0.5), Asked(), iter((0.0, 40.0)), list[float]()
+    asked.group = SimpleNamespace(size=2, agree=lambda steps: agreed.append(steps) or 2.5)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(_facts, "_joules", lambda: next(counted))
+    monkeypatch.setattr(_facts, "_busy_seconds", lambda _: 0.1)
+    _facts.report_steps(asked, gpu.step, 2)
+    assert gpu.steps == 1 + 3
+    assert agreed == pytest.approx([4.0])
+    assert asked.told == pytest.approx({ENERGY: 40 / 6})
 
 
 def event(start: float, end: float, kind: DeviceType = DeviceType.CUDA, annotation: bool = False) -> SimpleNamespace:
@@ -126,6 +142,8 @@ def test_peak_memory_is_that_of_the_steps_less_what_was_there(monkeypatch: pytes
     assert _facts.with_memory(asked, noting("steps", "made"), before=400) == "made"
     assert asked.told == {PEAK_MEMORY: 600}
     assert log == ["synchronize", "reset", "steps", "synchronize", "most"]
+    _facts.with_memory(asked := Asked(), noting("steps"))
+    assert asked.told == {PEAK_MEMORY: 1000}
     assert _facts.with_memory(on_host := Asked("cpu"), lambda: "made", before=400) == "made"
     assert on_host.told == {}
 
@@ -147,3 +165,44 @@ def test_steps_are_skipped_as_often_as_the_scale_was_halved(scale: float, told: 
     _facts.report_skipped(asked := Asked(), 2.0**16, scale)
     assert asked.told == ({} if told is None else {_facts.SKIPPED: told})
     assert math.isclose(_facts._SMALLEST, torch.finfo(torch.float32).smallest_normal / 2**23)
+
+
+def test_what_earlier_cases_left_is_forgotten_before_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an order in which each gives free what the next one can return."""
+    log: list[str] = []
+    monkeypatch.setattr(_facts, "gc", SimpleNamespace(collect=lambda: log.append("collect")))
+    monkeypatch.setattr(nn, "forget", lambda: log.append("forget"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("workspaces"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 12.0)
+    assert _facts.allocated(Asked("cpu")) == 0
+    assert log == []
+    found = _facts.allocated(Asked())
+    assert (found, type(found)) == (12, int)
+    assert log == ["collect", "forget", "workspaces", "cache"]
+
+
+@pytest.mark.parametrize("uuid", ["GPU-1", "1"])
+def test_energy_is_asked_of_the_gpu_in_use_in_joules(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
+    asked: list[str] = []
+
+    def handle(name: str) -> str:
+        asked.append(name)
+        return "handle"
+
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(cuda, "device", lambda: SimpleNamespace(uuid=uuid))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: asked.append("init"))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda of: {"handle": 2500}[of])
+    assert _facts._joules() == 2.5
+    assert asked == ["init", "GPU-1"]
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert _facts._joules() is None
+
+
+def test_figures_are_metrics_with_a_unit() -> None:
+    found = {name: metrics.METRICS[name].unit for name in (_facts.OFF, _facts.BUSY, _facts.SKIPPED)}
+    assert found == {_facts.OFF: units.SHARE, _facts.BUSY: units.SHARE, _facts.SKIPPED: units.COUNT}

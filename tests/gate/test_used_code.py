@@ -1,0 +1,198 @@
+"""Which files each side used, by what its processes and the kernel tell; from answers that are invented."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.gate import software, submodules, used_code
+from harness.gate.records import Revision, Side, UsedCode
+from harness.gate.used_code import Probed, compared, probe
+from harness.gate.worktree import Checkout
+from harness.model import Case, Job
+from harness.processes import python
+from harness.processes.messages import Surveyed
+from harness.processes.used import digest
+from tests.gate.foreign import write
+
+CODE = Revision("main", "b" * 40, False, "d" * 64)
+
+
+@dataclass
+class Places:
+    """The folders of two sides, in `top`. now lies in the repository."""
+
+    top: Path
+
+    def __post_init__(self) -> None:
+        made = {side: self.top / f"made-{side}" for side in ("base", "now")}
+        self.codes: dict[Side, Checkout] = {
+            "base": Checkout(CODE, None, (), self.top / "tree", made["base"]),
+            "now": Checkout(CODE, None, (), self.top / "repository", made["now"]),
+        }
+
+    @property
+    def repository(self) -> Any:
+        return SimpleNamespace(top=self.top / "repository", package=Path("pkg"))
+
+    def file(self, name: str, text: str = "x") -> Path:
+        write(self.top / name, text)
+        return self.top / name
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path)
+
+
+@pytest.fixture
+def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[..., UsedCode]:
+    """The files that both sides used. changed: names of files that differ; same: which of them are as in HEAD."""
+
+    def make(base: Probed, now: Probed, changed: tuple[str, ...] = (), scenarios: set[Path] | None = None) -> UsedCode:
+        monkeypatch.setattr(submodules, "changed", lambda top, revision: {"b" * 40: changed}[revision])
+        monkeypatch.setattr(submodules, "at", lambda top, revision: {"sub": "c" * 40})
+        return compared(places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
+
+    return make
+
+
+def probed(*files: Path, asked: tuple[Path, ...] = (), opened: tuple[Path, ...] = (), **fields: Any) -> Probed:
+    known = {"complete": True, "fine": True, "right": frozenset(), "software": {}}
+    used = {file: digest(file) for file in files}
+    return Probed(used, frozenset(asked), frozenset(opened), **{**known, **fields})
+
+
+X = hashlib.sha256(b"x").hexdigest()
+
+
+def test_files_have_the_names_that_both_sides_have(places: Places, comparison: Callable[..., UsedCode]) -> None:
+    """What another harness measures lies where the harness lies in the repository. What only pip reads isn't code."""
+    in_base = [places.file(f"tree/{name}") for name in ("b.py", "a.py")]
+    made = [places.file(f"made-base/{name}") for name in ("measured/harness/m.py", "site/k.py", "site/RECORD")]
+    in_now = [places.file("repository/a.py", "y"), places.file("made-now/WHEEL"), places.file("repository/RECORD")]
+    gone = places.top / "tree" / "gone.py"
+    elsewhere = places.file("elsewhere/lib.so")
+    found = comparison(probed(*in_base, *made, gone, elsewhere), probed(*in_now))
+    names = (str(elsewhere), "a.py", "b.py", "pkg/harness/m.py", "{made}/site/k.py")
+    assert found.base == tuple((name, X) for name in names)
+    assert found.now == (("RECORD", X), ("a.py", hashlib.sha256(b"y").hexdigest()))
+    assert found.shared == ()
+
+
+def test_files_that_another_process_opened_count_where_they_are_of_a_side(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """A digest that a process told stays: it is of what that process used."""
+    told, heard = places.file("tree/a.h"), places.file("tree/b.h")
+    of_another = places.file("elsewhere/c.h")
+    base = replace(probed(told, opened=(told, heard, of_another)), files={told: "as it was"})
+    assert comparison(base, probed()).base == (("a.h", "as it was"), ("b.h", X))
+
+
+def test_files_of_the_other_side_or_of_nobody_are_shared(places: Places, comparison: Callable[..., UsedCode]) -> None:
+    """All of the working tree that the base used; of what lies elsewhere, what both used. Scenarios both read."""
+    ours, opened, by_another = (places.file(f"repository/{name}.py") for name in ("ours", "opened", "by_another"))
+    both, heard, alone = (places.file(f"elsewhere/{name}.so") for name in ("both", "heard", "alone"))
+    scenario = places.file("repository/s.yaml")
+    own = places.file("tree/own.py")
+    base = probed(ours, both, heard, alone, scenario, own, opened=(opened, by_another, own))
+    now = probed(both, opened, own, opened=(heard,))
+    found = comparison(base, now, scenarios={scenario})
+    assert found.shared == tuple(sorted((str(both), str(heard), "opened.py", "ours.py")))
+    assert "s.yaml" not in dict(found.base)
+    assert "own.py" in dict(found.base)
+
+
+def test_a_change_counts_where_a_side_used_the_file_or_asked_about_it_or_used_a_copy(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    used = places.file("tree/used.py", "1")
+    copied = places.file("repository/copied.py", "2")
+    copy = places.file("made-now/site/copied.py", "2")
+    elsewhere = places.file("elsewhere/same.py", "3")
+    empties = [places.file("repository/empty.py", ""), places.file("made-now/site/empty.py", "")]
+    for name, text in (("same.py", "3"), ("unused.py", "4")):
+        places.file(f"repository/{name}", text)
+    names = ("used.py", "copied.py", "asked.py", "asked_now.py", "same.py", "unused.py", "empty.py", "gone.py")
+    base = probed(used, asked=(places.top / "tree" / "asked.py", places.top / "repository" / "unused.py"))
+    now = probed(copy, elsewhere, empties[1], asked=(places.top / "repository" / "asked_now.py",))
+    scenario = places.file("repository/s.yaml")
+    found = comparison(base, now, (*names, "s.yaml", "sub"), {scenario, places.file("elsewhere/t.yaml")})
+    assert copied.exists()
+    assert found.changed == ("asked.py", "asked_now.py", "copied.py", "used.py")
+    assert found.unused == ("empty.py", "gone.py", "same.py", "unused.py")
+
+
+def test_other_software_and_versions_are_told_and_whether_all_is_known(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    for side, needs in (("tree", "torch"), ("repository", "torch>2")):
+        places.file(f"{side}/pyproject.toml", f'[project]\ndependencies = ["{needs}"]\n')
+    versions = [{"torch": version} for version in ("2.11", "2.12")]
+    found = comparison(probed(software=versions[0]), probed(software=versions[1]), ("pyproject.toml", "a.lock", "b.py"))
+    assert found.software == ("a.lock", "pyproject.toml")
+    assert found.versions == tuple(software.differing(*versions)) != ()
+    assert found.complete
+    for known in (True, False):
+        assert not comparison(probed(complete=known), probed(complete=not known)).complete
+
+
+class Asked:
+    """Processes that end the cases so, each of which has used a file of the case's name and asked about another."""
+
+    def __init__(self, statuses: dict[str, str]) -> None:
+        self.statuses, self.log = statuses, list[str]()
+
+    def measure(self, job: Job, *, timed: bool) -> Any:
+        assert not timed
+        self.log.append(f"measure {job.case.op}")
+        return SimpleNamespace(status=self.statuses[job.case.op])
+
+    def survey(self) -> Surveyed:
+        op = self.log[-2].removeprefix("measure ")
+        self.log.append("survey")
+        return Surveyed((), (), used=((f"/tree/{op}.py", X), (f"/tree/{op}.txt", "")), software=((op, "1"),))
+
+    def so_far(self) -> frozenset[Path]:
+        self.log.append("opened")
+        return frozenset({Path("/tree/a.h"), python.own_root() / "harness" / "check.py"})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fine"),
+    [(("ok", "ok"), True), (("ok", "skipped"), True), (("unsupported", "ok"), True), (("ok", "wrong"), False)],
+)
+def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: tuple[str, ...], fine: bool) -> None:
+    workers: Any = Asked(dict(zip("ab", statuses, strict=True)))
+    workers.complete = fine
+    jobs = [Job(Case(op, "v", "float32", (("N", 8),))) for op in "ab"]
+    found = probe(workers, jobs, workers)
+    assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
+    assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
+    assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt")}
+    assert found.opened == {Path("/tree/a.h")}
+    assert (found.complete, found.fine) == (fine, fine)
+    assert found.right == {job.case.id for job, status in zip(jobs, statuses, strict=True) if status == "ok"}
+    assert found.software == {"a": "1", "b": "1"}
+
+
+def test_the_files_of_another_harness_that_measures_are_not_edited_ones(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the names of files in the working tree, but other contents."""
+    names = ("harness/measure.py", "harness_ops.py", "mine.py")
+    for name in names:
+        places.file(f"repository/{name}", "new")
+    monkeypatch.setattr(submodules, "listed", lambda _: names)
+    used = UsedCode(now=(*((name, "1") for name in names), ("other.py", "3")))
+    code = places.codes["now"]
+    assert used_code.edited(code, used) == names
+    assert used_code.edited(replace(code, own_root=code.folder), used) == names[1:]
+    assert used_code.edited(replace(code, folder=None), used) == ()

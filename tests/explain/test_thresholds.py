@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from harness.explain import Known, Reason, Sibling, all_rules
+from harness.explain.rules.bytes import MORE
 from harness.model import KernelFacts, Limits, StreamPoint, Traffic, Work
+from tests.explain.conftest import COPY, COPY_WORK, IDLE, SLOW, made
 
 D = 2**29
 WARPS = 2**20
@@ -235,3 +237,54 @@ def test_sums_of_kernels_in_a_row(faulty):
     (reason,) = judged("launches", faulty("many_launches"))
     # The shortest stream of the fixture: 2 MB at 4 TB/s.
     assert reason.saves == pytest.approx(15 * 2**21 / 4e12)
+
+
+def test_what_waves_save(faulty, copying):
+    (tail,) = judged("waves", faulty("tail"))
+    assert "the last one fills 4.92% of its places" in tail.verdict
+    assert tail.saves == pytest.approx(SLOW * (1 - 277 / 264 / 2))
+    # Memory is busy all the same.
+    assert judged("waves", faulty("two_passes_tail")) == []
+    names = ("blocks_by_registers", "blocks_by_shared", "blocks_by_warps", "blocks_by_slots")
+    unknown = {**dict.fromkeys(names, 0.0), "grid": 400.0}
+    assert judged("waves", copying(**unknown, waves=1.0)) == []
+    # A profiler's hundredths are lowered by half of one.
+    (rounded,) = judged("waves", copying(**unknown, **IDLE, waves=1.5, time=SLOW))
+    assert rounded.saves == pytest.approx(SLOW * (1 - 1.495 / 2))
+
+
+def test_each_kernel_has_waves_of_its_own():
+    half = {**COPY, **IDLE, "read_bytes": D / 2, "written_bytes": D / 2, "blocks_by_warps": 2}
+    known = made(SLOW, COPY_WORK, ("few", 0.5, {**half, "grid": 66}), ("tailed", 0.5, {**half, "grid": 277}))
+    small, tail = judged("waves", known)
+    assert small.verdict.startswith("Too small a grid: 66 blocks")
+    assert tail.verdict.startswith("A tail")
+
+
+def test_what_kernels_in_a_row_save_and_when_there_are_none(faulty, uncounted):
+    unfused = faulty("unfused")
+    (reason,) = judged("second_kernel", unfused)
+    assert reason.saves == pytest.approx(unfused.time * (1 - 1 / 4))
+    assert "counters tell" not in told([reason])
+    alone = KernelFacts("a", 20, 0, 0)
+    assert judged("second_kernel", uncounted(facts=(alone,), traffic=Traffic(D, 2 * D))) == []
+    several = told(
+        judged("second_kernel", uncounted(facts=(alone, replace(alone, name="b")), traffic=Traffic(D, 2 * D)))
+    )
+    assert "counters tell which of them are launched" in several
+
+
+def test_kernels_that_write_what_is_needed_and_a_little_are_not_to_be_fused():
+    def pair(written: float) -> Known:
+        each = {**COPY, "read_bytes": 2 * D, "written_bytes": written / 2}
+        return made(4 * SLOW, COPY_WORK, ("a", 0.5, each), ("b", 0.5, each))
+
+    assert judged("second_kernel", pair(MORE * D)) == []
+    assert judged("second_kernel", pair(1.01 * MORE * D))
+
+
+def test_what_waits_save(faulty):
+    (reason,) = judged("waits", faulty("barriers"))
+    # 60% of the time are waits, but half of the time is what its bytes take.
+    assert reason.saves == pytest.approx(SLOW / 2)
+    assert reason.verdict.endswith("while memory is 50% busy.")

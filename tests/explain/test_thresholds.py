@@ -259,6 +259,9 @@ def test_each_kernel_has_waves_of_its_own():
     small, tail = judged("waves", known)
     assert small.verdict.startswith("Too small a grid: 66 blocks")
     assert tail.verdict.startswith("A tail")
+    # Nobody counted how busy memory is.
+    (uncounted,) = judged("waves", made(SLOW, COPY_WORK, ("few", 1.0, {"grid": 66})))
+    assert uncounted.saves == pytest.approx(SLOW / 2)
 
 
 def test_what_kernels_in_a_row_save_and_when_there_are_none(faulty, uncounted):
@@ -272,6 +275,8 @@ def test_what_kernels_in_a_row_save_and_when_there_are_none(faulty, uncounted):
         judged("second_kernel", uncounted(facts=(alone, replace(alone, name="b")), traffic=Traffic(D, 2 * D)))
     )
     assert "counters tell which of them are launched" in several
+    assert "at least two of these: a, b" in several
+    assert "at least two of these" not in told([reason])
 
 
 def test_kernels_that_write_what_is_needed_and_a_little_are_not_to_be_fused():
@@ -283,8 +288,10 @@ def test_kernels_that_write_what_is_needed_and_a_little_are_not_to_be_fused():
     assert judged("second_kernel", pair(1.01 * MORE * D))
 
 
-def test_what_waits_save(faulty):
+def test_what_waits_save(faulty, copying):
     (reason,) = judged("waits", faulty("barriers"))
     # 60% of the time are waits, but half of the time is what its bytes take.
     assert reason.saves == pytest.approx(SLOW / 2)
     assert reason.verdict.endswith("while memory is 50% busy.")
+    (reason,) = judged("waits", copying(**IDLE, stall_barrier=0.35, time=SLOW))
+    assert reason.saves == pytest.approx(0.35 * SLOW)

@@ -1,4 +1,4 @@
-"""NVTX ranges: what a profiler is told, and what a range costs where none listens."""
+"""NVTX ranges: what a profiler is told, and that a range does next to nothing where none listens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import timeit
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,17 @@ def test_a_range_ends_with_an_error(recorded):
     assert recorded == [("push", "one"), ("pop", "")]
 
 
-def test_a_range_costs_less_than_a_microsecond_where_no_profiler_listens():
-    def one() -> None:
+def test_a_range_does_next_to_nothing_where_no_profiler_listens(monkeypatch):
+    """Its name is looked up once, and the package's domain does nothing."""
+    monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
+    for kept in (ranges._domain, ranges._of):
+        kept.cache_clear()
+    for _ in range(3):
         with ranges.NvtxRange("case: prelu/tuned/float32/N96-C64"):
             pass
-
-    # The best of many short tries: other work on the machine interrupts some of them.
-    assert min(timeit.repeat(one, number=500, repeat=200)) / 500 < 1e-6
+    known = ranges._of.cache_info()
+    assert (known.misses, known.hits) == (1, 2)
+    assert type(ranges._domain()).__name__ == "DummyDomain"
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is installed")

@@ -201,7 +201,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def process_put_back() -> Iterator[None]:
     """What code under test leaves changed in its process would decide by the order of tests which later test fails.
 
-    Of functions nothing is remembered: tests replace them, which a worker in this process would take for a variant's
+    Functions are not remembered: tests replace them, which a worker in this process would take for a variant's
     doing. All of this is one fixture, since each one takes 0.2 ms of each of thousands of tests.
     """
     hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()

@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const unsigned here = min(HEADS, of_group - first_head);
   const unsigned end = min(tokens, (part + 1) * tokens_of_part);
   const Kept kept{keys + all.begin(group), values + all.begin(group), end, tokens - 1};
-  // Of a tensor (B, H, D), in elements: groups of all sequences follow each other.
+  // The place in a tensor (B, H, D), in elements: groups of all sequences follow each other.
   const long long own = (static_cast<long long>(group) * of_group + first_head) * HEAD;
 
   constexpr unsigned STRIDE = WARPS * KEYS;

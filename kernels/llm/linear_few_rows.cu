@@ -17,8 +17,7 @@
 // 4. The norm, the residual and the gate cost next to nothing there, and each saves a kernel of its own, which takes
 //    longer than its bytes: memory idles from the end of one kernel to the full rate of the next one. That time is why
 //    a kernel lets the next one begin at once, and fills its ring before it waits for the kernel in front
-//    (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel. To ask for weights
-//    behind the ring as well, so that they come to the L2, made products slower.
+//    (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel.
 //
 // Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
 // as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.

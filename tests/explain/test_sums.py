@@ -165,7 +165,7 @@ def test_what_coalescing_is_held_to_is_told(faulty: Callable[[str], Known], copy
     wanted = "ideal 4.0: as needed or as stores have, 4 (4 bytes a lane) to 16 sectors"
     assert wanted in told(judge(alone))
     assert "ideal 4.0: as stores have, at least 4 (4 bytes a lane)" in told(judge(beside(alone)))
-    # Of several kernels nobody knows what each needs.
+    # Nobody knows what each of several kernels needs.
     wasting = copying(read_bytes=2 * D, load_requests=2 * WARPS, load_sectors=24 * WARPS, store_requests=0)
     assert len(list(judge(wasting))) == 1
     assert list(judge(beside(wasting))) == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, widened
-from harness.ops import Plan
+from harness.model import Case
+from harness.ops import Built, Context, Plan, Tuning
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +115,47 @@ def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
         if whole >= _ENOUGH:
             break
     return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages} if stages > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsKernel:
+    """The kernel `<op>_tuned` of an op, in <op>.cu, and how its plans are found.
+
+    product: what a case multiplies. macros: what the kernel of a case is compiled with, beside its plan.
+    """
+
+    op: str
+    product: Callable[[Case], FewRowsProduct]
+    macros: Callable[[Case], dict[str, str | int]]
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the variant declares of its plans."""
+        return Tuning(
+            lambda _: EVERY_PLAN, lambda case: rule(self.product(case), Chip.current()), self._refuse, self._built
+        )
+
+    def launching(self, ctx: Context) -> Callable[..., None] | None:
+        """Function that launches the kernel with its arguments; None where the case has no plan."""
+        plan = ctx.plan()
+        made = self._made(ctx.case, plan) if plan else None
+        if made is None:
+            return None
+        kernel = ctx.kernel(f"{self.op}.cu", f"{self.op}_tuned", self.macros(ctx.case) | made.macros)
+        product = self.product(ctx.case)
+        return partial(kernel, made.grid(product, Chip.current()), made.threads, shared=made.shared(product))
+
+    def _made(self, case: Case, plan: Plan) -> FewRows | None:
+        return FewRows.of(self.product(case), plan, Chip.current())
+
+    def _refuse(self, case: Case, plan: Plan) -> str | None:
+        return None if self._made(case, plan) else "shared memory has no room for x"
+
+    def _built(self, case: Case, plan: Plan) -> Iterator[Built]:
+        made = self._made(case, plan)
+        assert made
+        macros, shared = self.macros(case) | made.macros, made.shared(self.product(case))
+        yield Built(f"{self.op}.cu", f"{self.op}_tuned", macros, made.threads, shared)
 
 
 def multiplied(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,14 +11,11 @@ import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
-from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, FewRowsProduct, multiplied, normalised_product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRowsKernel, FewRowsProduct, multiplied, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
-    Built,
     Choice,
     Compile,
     Context,
@@ -26,11 +23,9 @@ from harness.ops import (
     Extremes,
     Launch,
     Op,
-    Plan,
     Symbols,
     Tensor,
     Tensors,
-    Tuning,
     compiled_variants,
 )
 
@@ -187,44 +182,25 @@ def _product(case: Case) -> FewRowsProduct:
     return FewRowsProduct(case.symbols["M"], case.symbols["K"], _pairs(case.values), _has_norm(case.values))
 
 
-def _made(case: Case, plan: Plan) -> FewRows | None:
-    return FewRows.of(_product(case), plan, Chip.current())
-
-
-def _refuse(case: Case, plan: Plan) -> str | None:
-    return None if _made(case, plan) else "shared memory has no room for x"
-
-
-def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(_product(case), Chip.current())
-
-
-def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    made = _made(case, plan)
-    assert made
-    shared = made.shared(_product(case))
-    yield Built("linear_few_rows.cu", "linear_few_rows_tuned", _macros(case) | made.macros, made.threads, shared)
+_KERNEL = FewRowsKernel(OP.name, _product, _macros)
 
 
 @OP.variant(
     "tuned",
     "tensor cores multiply what bulk copies bring to a ring of stages in shared memory",
-    tuning=Tuning(lambda _: _few_rows.EVERY_PLAN, _rule, _refuse, _kernels),
+    tuning=_KERNEL.tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where rows aren't whole packs, or x is too long for shared memory, or begins inside of a pack."""
     fallback: Launch = fused(ctx)
-    found = ctx.plan()
-    plan = _made(ctx.case, found) if found else None
-    if plan is None:
+    kernel = _KERNEL.launching(ctx)
+    if kernel is None:
         return fallback
-    s = ctx.s
-    kernel = ctx.kernel("linear_few_rows.cu", "linear_few_rows_tuned", _macros(ctx.case) | plan.macros)
-    grid, shared, numbers = plan.grid(_product(ctx.case), Chip.current()), plan.shared(_product(ctx.case)), _numbers(s)
+    numbers = _numbers(ctx.s)
 
     def launch(t: Tensors) -> None:
         if aligned(t.x, t.gamma, t.weight):
-            kernel(grid, plan.threads, *_tensors(t, s.N), *numbers, shared=shared)
+            kernel(*_tensors(t, ctx.s.N), *numbers)
         else:
             fallback(t)
 

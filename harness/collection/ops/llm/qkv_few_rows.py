@@ -12,26 +12,21 @@ import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks, widened
 from harness.collection.ops.gemm._products import EXTREMES
-from harness.collection.ops.llm import _few_rows
-from harness.collection.ops.llm._few_rows import EPSILON, FewRows, FewRowsProduct, normalised_product
+from harness.collection.ops.llm._few_rows import EPSILON, FewRowsKernel, FewRowsProduct, normalised_product
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     ITEMSIZE,
-    Built,
     Compile,
     Context,
     Expected,
     Extremes,
     Launch,
     Op,
-    Plan,
     Symbols,
     Tensor,
     Tensors,
-    Tuning,
     compiled_variants,
 )
 
@@ -212,30 +207,14 @@ def _product(case: Case) -> FewRowsProduct:
     return FewRowsProduct(case.symbols["M"], case.symbols["E"], _pairs(case.values), norm=True)
 
 
-def _made(case: Case, plan: Plan) -> FewRows | None:
-    return FewRows.of(_product(case), plan, Chip.current())
-
-
-def _refuse(case: Case, plan: Plan) -> str | None:
-    return None if _made(case, plan) else "shared memory has no room for x"
-
-
-def _rule(case: Case) -> Plan | None:
-    return _few_rows.rule(_product(case), Chip.current())
-
-
-def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    made = _made(case, plan)
-    assert made
-    shared = made.shared(_product(case))
-    yield Built("qkv_few_rows.cu", "qkv_few_rows_tuned", _macros(case) | made.macros, made.threads, shared)
+_KERNEL = FewRowsKernel(OP.name, _product, _macros)
 
 
 @OP.variant(
     "tuned",
     "tensor cores multiply what bulk copies bring to a ring of stages in shared memory",
     unsupported=odd,
-    tuning=Tuning(lambda _: _few_rows.EVERY_PLAN, _rule, _refuse, _kernels),
+    tuning=_KERNEL.tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where rows aren't whole packs, or x is too long for shared memory, or begins inside of a pack."""
@@ -245,17 +224,14 @@ def tuned(ctx: Context) -> Launch:
 def prepared(ctx: Context, stride: int) -> Launch:
     """The launch of `tuned`. stride: elements from a head of keys or values to the next one, as a cache has them."""
     fallback = _in_elements(ctx, stride)
-    found = ctx.plan()
-    plan = _made(ctx.case, found) if found else None
-    if plan is None:
+    kernel = _KERNEL.launching(ctx)
+    if kernel is None:
         return fallback
     numbers = _numbers(ctx.s, stride)
-    kernel = ctx.kernel("qkv_few_rows.cu", "qkv_few_rows_tuned", _macros(ctx.case) | plan.macros)
-    grid, shared = plan.grid(_product(ctx.case), Chip.current()), plan.shared(_product(ctx.case))
 
     def launch(t: Tensors) -> None:
         if aligned(t.x, t.gamma, t.q_weight, t.k_weight, t.v_weight):
-            kernel(grid, plan.threads, *_inputs(t), t.q, t.k, t.v, *numbers, shared=shared)
+            kernel(*_inputs(t), t.q, t.k, t.v, *numbers)
         else:
             fallback(t)
 

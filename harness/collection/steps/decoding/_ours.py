@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 MOST = 8
 """Sequences whose products our kernels make: rows of x that one tile of the tensor cores has.
 
-For 16 sequences an H200 takes longer by these kernels than by torch.compile's graph. Of Llama 1B, 16 rows of x and the
-norm take 70 KB of the shared memory that weights would be under way to, and the 8192 columns behind the gates don't fit
-at all: there weights are read once for each eight rows.
+Beyond that, x takes the shared memory that weights would be under way to: 16 rows of Llama 1B and the norm's weights take
+70 KB, and the 8192 columns behind the gates don't fit at all, so weights are read once for each eight rows.
 """
 _Call = Callable[[], None]
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MOST = 8
 """Sequences whose products our kernels make: rows of x that one tile of the tensor cores has.
 
-Beyond that, x takes the shared memory that weights would be under way to: 16 rows of Llama 1B and the norm's weights take
-70 KB, and the 8192 columns behind the gates don't fit at all, so weights are read once for each eight rows.
+Beyond that, x takes the shared memory that weights would be under way to: 16 rows of Llama 1B and the norm's weights
+take 70 KB, and the 8192 columns behind the gates don't fit at all, so weights are read once for each eight rows.
 """
 _Call = Callable[[], None]
 

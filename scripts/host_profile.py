@@ -1,43 +1,82 @@
-"""Say what a training step costs the host, and which functions of Python take the time.
+"""Say what a training step costs the host: rungs side by side, and which functions of Python take the time.
 
-    python scripts/host_profile.py swin_train swin_tiny 8 half_norm fused_norm_adam
+    python scripts/host_profile.py swin_train swin_tiny 8 half_norm fused_norm_adam > reports/mine/host_steps.md
+    python scripts/host_profile.py --functions swin_train swin_tiny 8 half_norm fused_norm_adam
 
 Names an op of training steps, a model, a batch and rungs. The batch is to be so small that the GPU waits for the host.
-For each rung there is the shortest time in which the host issued a step, without a profiler; then the functions with
-the most time of their own, by cProfile, which makes each call of a function longer: compare rungs, not milliseconds.
+The rungs make their steps in turns, in one process. A host that other machines share changes its speed by half from one
+second to the next; a ratio of two steps of the same round doesn't show that.
+
+--functions lists, for each rung, the functions with the most time of their own, by cProfile, which makes each call of a
+function longer: compare rungs, not milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import platform
 import pstats
+import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness import stats
 from harness.collection.steps.training import _ladders
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import math_modes
 from harness.collection.steps.training._trainer import Setup, Trainer
 
-WARM, ROUNDS, STEPS = 8, 9, 4
+WARM, ROUNDS, STEPS = 8, 60, 2
 SHOWN = 25
+BAR = 1.05
+"""What a step of ours may take of the host's time for a step of torch's rung."""
+
+HEAD = """# What a training step costs the host
+
+{op}, {model}, batch {batch}: so small that the GPU waits for the host, so this is the host's time. The rungs make their
+steps in turns, {rounds} rounds of {steps} steps, in one process. The ratio is the median over rounds, with its 95%
+interval: a host that other machines share is faster or slower from one second to the next, and all rungs of a round
+with it. `scripts/host_profile.py` measures this, and wrote this page.
+
+{gpu}, torch {torch}, Python {python}
+
+| rung | ms a step | beside | its ms a step | ratio | bar | met |
+| --- | --: | --- | --: | --: | --: | --- |"""
 
 
-def issued(trainer: Trainer) -> float:
-    """Seconds of a step until the host has issued its work: the shortest round, since other work only adds to it."""
-    best = float("inf")
+def side_by_side(trainers: Mapping[str, Trainer]) -> dict[str, list[float]]:
+    """Seconds of the host for a step of each rung, in each round, until it has issued the work."""
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    order = [*trainers]
     for _ in range(ROUNDS):
-        _wait(trainer)
-        begin = time.perf_counter()
-        for _ in range(STEPS):
-            trainer.loss_of_step()
-        best = min(best, (time.perf_counter() - begin) / STEPS)
-    return best
+        random.shuffle(order)
+        for name in order:
+            _wait(trainers[name])
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                trainers[name].loss_of_step()
+            times[name].append((time.perf_counter() - begin) / STEPS)
+    return times
+
+
+def row(name: str, own: Sequence[float], beside: str, others: Sequence[float]) -> str:
+    """A line of the table. beside: torch's rung that the rung is held to, '' for none; others: its times."""
+    cells = [f"`{name}`", f"{statistics.median(own) * 1e3:.1f}"]
+    if not beside:
+        return f"| {' | '.join(cells)} | | | | | |"
+    ratios = [one / other for one, other in zip(own, others, strict=True)]
+    low, high = stats.median_interval(ratios) or (min(ratios), max(ratios))
+    verdict = "yes" if high <= BAR else "no" if low > BAR else "can't tell"
+    cells += [f"`{beside}`", f"{statistics.median(others) * 1e3:.1f}"]
+    cells += [f"{statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]", f"{BAR:.2f}", verdict]
+    return f"| {' | '.join(cells)} |"
 
 
 def by_function(trainer: Trainer) -> Iterator[tuple[float, float, str]]:
@@ -50,8 +89,8 @@ def by_function(trainer: Trainer) -> Iterator[tuple[float, float, str]]:
         for _ in range(STEPS):
             trainer.loss_of_step()
         profiler.disable()
-    stats: Any = pstats.Stats(profiler)
-    ranked = sorted(stats.stats.items(), key=lambda one: one[1][2], reverse=True)
+    found: Any = pstats.Stats(profiler)
+    ranked = sorted(found.stats.items(), key=lambda one: one[1][2], reverse=True)
     for (file, line, name), (_, calls, seconds, *_) in ranked[:SHOWN]:
         yield seconds / STEPS * 1e3, calls / STEPS, f"{Path(file).name}:{line} {name}"
 
@@ -61,20 +100,37 @@ def _wait(trainer: Trainer) -> None:
         torch.cuda.synchronize()
 
 
-def show(rung: Rung, setup: Setup) -> None:
-    """Print what a step of the rung costs the host."""
-    with math_modes(rung.tf32):
-        trainer = Trainer(rung, setup)
-        for _ in range(WARM):
-            trainer.loss_of_step()
-        print(f"\n{rung.name}: {issued(trainer) * 1e3:.2f} ms of the host a step")
-        for milliseconds, calls, name in by_function(trainer):
-            print(f"  {milliseconds:8.3f} ms {calls:8.1f} calls  {name}")
+def show(op: str, rungs: Sequence[Rung], setup: Setup, *, functions: bool) -> None:
+    """Print the table of all rungs, or the functions of each."""
+    with ExitStack() as stack:
+        stack.enter_context(math_modes(rungs[0].tf32))
+        trainers = {rung.name: Trainer(rung, setup) for rung in rungs}
+        for trainer in trainers.values():
+            for _ in range(WARM):
+                trainer.loss_of_step()
+        if functions:
+            for name, trainer in trainers.items():
+                print(f"\n{name}")
+                for milliseconds, calls, function in by_function(trainer):
+                    print(f"  {milliseconds:8.3f} ms {calls:8.1f} calls  {function}")
+            return
+        _table(op, rungs, setup, side_by_side(trainers))
+
+
+def _table(op: str, rungs: Sequence[Rung], setup: Setup, times: Mapping[str, Sequence[float]]) -> None:
+    gpu = torch.cuda.get_device_name() if setup.device.type == "cuda" else "CPU"
+    about = {"torch": torch.__version__, "python": platform.python_version(), "gpu": gpu}
+    print(HEAD.format(op=op, model=setup.model, batch=setup.size, rounds=ROUNDS, steps=STEPS, **about))
+    torchs = [rung.name for rung in rungs if rung.role != "ours"]
+    for rung in rungs:
+        beside = _ladders.base(op, rung.name, torchs) if rung.role == "ours" else ""
+        print(row(rung.name, times[rung.name], beside, times.get(beside, ())))
 
 
 def main() -> None:
-    """Print all rungs that the command line names."""
+    """Print what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--functions", action="store_true", help="which functions of Python take the time")
     parser.add_argument("op", choices=sorted(_ladders.LADDERS))
     parser.add_argument("model")
     parser.add_argument("batch", type=int)
@@ -83,10 +139,11 @@ def main() -> None:
     known = {rung.name: rung for rung in _ladders.LADDERS[asked.op]}
     if unknown := [name for name in asked.rungs if name not in known]:
         parser.error(f"{asked.op} has no rung {unknown[0]!r}; it has {', '.join(known)}")
+    rungs = [known[name] for name in asked.rungs]
+    if other := [rung.name for rung in rungs if rung.tf32 != rungs[0].tf32]:
+        parser.error(f"{other[0]} and {rungs[0].name} can't take turns: one of them has TF32, a setting of the process")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    setup = Setup(asked.model, asked.batch, 1, device, torch.float16)
-    for name in asked.rungs:
-        show(known[name], setup)
+    show(asked.op, rungs, Setup(asked.model, asked.batch, 1, device, torch.float16), functions=asked.functions)
 
 
 if __name__ == "__main__":

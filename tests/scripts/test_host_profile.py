@@ -51,12 +51,50 @@ def test_functions_are_ranked_by_their_own_time_a_step(script):
     assert times[0] > 0
 
 
-def test_the_time_of_a_step_is_of_the_shortest_round(script, monkeypatch):
-    steps = Steps()
-    ticks = iter([0.0, 8.0, 10.0, 14.0, *(float(20 * one) for one in range(1, 15))])
-    monkeypatch.setattr(script.time, "perf_counter", lambda: next(ticks))
-    assert script.issued(steps) == 4.0 / script.STEPS
-    assert steps.made == script.ROUNDS * script.STEPS
+def test_rungs_take_turns_and_each_round_has_a_time_of_each(script, monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(script.time, "perf_counter", lambda: float(next(clock)))
+    rungs = {"one": Steps(), "two": Steps()}
+    times = script.side_by_side(rungs)
+    assert {name: len(own) for name, own in times.items()} == {"one": script.ROUNDS, "two": script.ROUNDS}
+    assert set(times["one"]) == {1.0 / script.STEPS}
+    assert {one.made for one in rungs.values()} == {script.ROUNDS * script.STEPS}
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1.04, "yes"), (1.06, "no"), (0.5, "yes")])
+def test_a_rung_is_judged_by_the_ratio_of_each_round(script, slower, verdict):
+    """The host is twice as slow in half of the rounds; the ratio of a round doesn't show that."""
+    others = [1e-3, 2e-3] * 20
+    line = script.row("ours", [slower * one for one in others], "torchs", others)
+    assert line.endswith(f"| {slower:.3f} [{slower:.3f}, {slower:.3f}] | 1.05 | {verdict} |")
+
+
+def test_an_interval_around_the_bar_tells_nothing(script):
+    line = script.row("ours", [1.0, 1.1] * 20, "torchs", [1.0] * 40)
+    assert line.endswith("| can't tell |")
+
+
+def test_a_rung_of_torch_has_a_time_alone(script):
+    assert script.row("sdpa", [2e-3] * 9, "", ()) == "| `sdpa` | 2.0 | | | | | |"
+
+
+def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys):
+    """On a CPU, with a model that is tiny."""
+    monkeypatch.setattr(script, "ROUNDS", 6)
+    monkeypatch.setattr(script, "WARM", 1)
+    monkeypatch.setattr(sys, "argv", ["host_profile.py", "swin_train", "swin_toy", "2", "half_norm", "fused_norm_adam"])
+    script.main()
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("| `half_norm` |")
+    assert last[1].startswith("| `fused_norm_adam` |")
+    assert "| `half_norm` |" in last[1]
+
+
+def test_rungs_with_other_settings_of_the_process_cant_take_turns(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["host_profile.py", "swin_train", "swin_toy", "2", "float32", "half_norm"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "half_norm and float32 can't take turns" in capsys.readouterr().err
 
 
 def test_an_unknown_rung_is_refused(script, monkeypatch, capsys):

@@ -1,9 +1,10 @@
 """Say what a training step costs the host: rungs side by side, and which functions of Python take the time.
 
-    python scripts/host_profile.py swin_train swin_tiny 8 half_norm fused_norm_adam > reports/mine/host_steps.md
-    python scripts/host_profile.py --functions swin_train swin_tiny 8 half_norm fused_norm_adam
+    python scripts/host_profile.py swin_train swin_tiny 8 fused_norm_adam:half_norm > reports/mine/host_steps.md
+    python scripts/host_profile.py --functions swin_train swin_tiny 8 fused_norm_adam:half_norm
 
-Names an op of training steps, a model, a batch and rungs. The batch is to be so small that the GPU waits for the host.
+Names an op of training steps, a model, a batch, and rungs of ours, each with the rung of torch that does the same. The
+batch is to be so small that the GPU waits for the host.
 The rungs make their steps in turns, in one process. A host that other machines share changes its speed by half from one
 second to the next; a ratio of two steps of the same round doesn't show that.
 
@@ -21,7 +22,6 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ with it. `scripts/host_profile.py` measures this, and wrote this page.
 
 {gpu}, torch {torch}, Python {python}
 
-| rung | ms a step | beside | its ms a step | ratio | bar | met |
+| ours | ms a step | torch's | ms a step | ours / torch's | bar | met |
 | --- | --: | --- | --: | --: | --: | --- |"""
 
 
@@ -66,15 +66,13 @@ def side_by_side(trainers: Mapping[str, Trainer]) -> dict[str, list[float]]:
     return times
 
 
-def row(name: str, own: Sequence[float], beside: str, others: Sequence[float]) -> str:
-    """A line of the table. beside: torch's rung that the rung is held to, '' for none; others: its times."""
-    cells = [f"`{name}`", f"{statistics.median(own) * 1e3:.1f}"]
-    if not beside:
-        return f"| {' | '.join(cells)} | | | | | |"
+def row(pair: Sequence[str], times: Mapping[str, Sequence[float]]) -> str:
+    """A line of the table. pair: a rung of ours, and torch's rung that it is held to."""
+    own, others = (times[name] for name in pair)
     ratios = [one / other for one, other in zip(own, others, strict=True)]
     low, high = stats.median_interval(ratios) or (min(ratios), max(ratios))
     verdict = "yes" if high <= BAR else "no" if low > BAR else "can't tell"
-    cells += [f"`{beside}`", f"{statistics.median(others) * 1e3:.1f}"]
+    cells = [cell for name in pair for cell in (f"`{name}`", f"{statistics.median(times[name]) * 1e3:.1f}")]
     cells += [f"{statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]", f"{BAR:.2f}", verdict]
     return f"| {' | '.join(cells)} |"
 
@@ -100,31 +98,30 @@ def _wait(trainer: Trainer) -> None:
         torch.cuda.synchronize()
 
 
-def show(op: str, rungs: Sequence[Rung], setup: Setup, *, functions: bool) -> None:
-    """Print the table of all rungs, or the functions of each."""
-    with ExitStack() as stack:
-        stack.enter_context(math_modes(rungs[0].tf32))
-        trainers = {rung.name: Trainer(rung, setup) for rung in rungs}
-        for trainer in trainers.values():
-            for _ in range(WARM):
-                trainer.loss_of_step()
-        if functions:
-            for name, trainer in trainers.items():
-                print(f"\n{name}")
-                for milliseconds, calls, function in by_function(trainer):
-                    print(f"  {milliseconds:8.3f} ms {calls:8.1f} calls  {function}")
-            return
-        _table(op, rungs, setup, side_by_side(trainers))
+def trainers_of(rungs: Sequence[Rung], setup: Setup) -> dict[str, Trainer]:
+    """A trainer of each rung, whose first steps are made: they compile, and choose kernels."""
+    trainers = {rung.name: Trainer(rung, setup) for rung in rungs}
+    for trainer in trainers.values():
+        for _ in range(WARM):
+            trainer.loss_of_step()
+    return trainers
 
 
-def _table(op: str, rungs: Sequence[Rung], setup: Setup, times: Mapping[str, Sequence[float]]) -> None:
+def show_functions(trainers: Mapping[str, Trainer]) -> None:
+    """Print the functions that take the time, for each rung."""
+    for name, trainer in trainers.items():
+        print(f"\n{name}")
+        for milliseconds, calls, function in by_function(trainer):
+            print(f"  {milliseconds:8.3f} ms {calls:8.1f} calls  {function}")
+
+
+def show_table(op: str, setup: Setup, pairs: Sequence[Sequence[str]], times: Mapping[str, Sequence[float]]) -> None:
+    """Print the page."""
     gpu = torch.cuda.get_device_name() if setup.device.type == "cuda" else "CPU"
     about = {"torch": torch.__version__, "python": platform.python_version(), "gpu": gpu}
     print(HEAD.format(op=op, model=setup.model, batch=setup.size, rounds=ROUNDS, steps=STEPS, **about))
-    torchs = [rung.name for rung in rungs if rung.role != "ours"]
-    for rung in rungs:
-        beside = _ladders.base(op, rung.name, torchs) if rung.role == "ours" else ""
-        print(row(rung.name, times[rung.name], beside, times.get(beside, ())))
+    for pair in pairs:
+        print(row(pair, times))
 
 
 def main() -> None:
@@ -134,16 +131,28 @@ def main() -> None:
     parser.add_argument("op", choices=sorted(_ladders.LADDERS))
     parser.add_argument("model")
     parser.add_argument("batch", type=int)
-    parser.add_argument("rungs", nargs="+", metavar="rung")
+    parser.add_argument(
+        "pairs", nargs="+", metavar="ours:torchs", help="a rung of ours, and torch's that does the same"
+    )
     asked = parser.parse_args()
+    pairs = [one.split(":") for one in asked.pairs]
+    if wrong := [one for one, pair in zip(asked.pairs, pairs, strict=True) if len(pair) != 2]:
+        parser.error(f"{wrong[0]!r} isn't two rungs; write them as fused_norm_adam:half_norm")
     known = {rung.name: rung for rung in _ladders.LADDERS[asked.op]}
-    if unknown := [name for name in asked.rungs if name not in known]:
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    if unknown := [name for name in names if name not in known]:
         parser.error(f"{asked.op} has no rung {unknown[0]!r}; it has {', '.join(known)}")
-    rungs = [known[name] for name in asked.rungs]
+    rungs = [known[name] for name in names]
     if other := [rung.name for rung in rungs if rung.tf32 != rungs[0].tf32]:
-        parser.error(f"{other[0]} and {rungs[0].name} can't take turns: one of them has TF32, a setting of the process")
+        parser.error(f"{other[0]} and {names[0]} can't take turns: one of them has TF32, a setting of the process")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    show(asked.op, rungs, Setup(asked.model, asked.batch, 1, device, torch.float16), functions=asked.functions)
+    setup = Setup(asked.model, asked.batch, 1, device, torch.float16)
+    with math_modes(rungs[0].tf32):
+        trainers = trainers_of(rungs, setup)
+        if asked.functions:
+            show_functions(trainers)
+        else:
+            show_table(asked.op, setup, pairs, side_by_side(trainers))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@
 //     Ready ready(n, pair)        what storing needs from memory beside the sums, asked for before the sums are there
 //     store(n, pair, sums, ready) rounds and writes the two sums of row n of x
 //
-// Macros of `tuned`: ROWS: of x, rounded up to 8 or 16. WARPS: of a block, which share the columns. COLUMNS and STAGES: of
-// the ring of weights (weight_ring.cuh).
+// Macros of `tuned`: ROWS: of x, rounded up to 8 or 16, or to 1, 2 or 4 for threads with columns of their own
+// (few_rows_apart.cuh). WARPS: of a block, which share the columns. COLUMNS and STAGES: of the ring of weights
+// (weight_ring.cuh).
 #pragma once
 
 #include "../include/dependent.cuh"
@@ -74,28 +75,18 @@ __device__ __forceinline__ void multiply_plainly(const Layer& layer, const Input
 
 #else
 
-// 2. The tensor cores multiply eight or 16 rows of x with a tile of eight rows of weights.
-#include "weight_ring.cuh"
-
-constexpr unsigned BLOCKS = WARPS > 8 ? 2 : 24 / WARPS;  // that registers are enough for: of this kernel and the next ones
-constexpr unsigned EIGHTS = ROWS / 8;
+constexpr unsigned THREADS = WARPS * WARP;
+constexpr unsigned PAIRS = 4, TILE = 2 * PAIRS;                    // pairs and rows of weights of a tile
+constexpr unsigned SIZE = Pack<T>::SIZE;                           // elements that a lane loads at a time
+constexpr unsigned STEP = 4 * SIZE;                                // columns that four lanes load at a time
+// Blocks that registers are enough for: of this kernel and of the next ones.
+constexpr unsigned BLOCKS = ROWS == 4 ? (WARPS + 15) / WARPS : WARPS > 8 ? 2 : 24 / WARPS;
 
 // Elements from a row of x in shared memory to the next. A row has zeros behind it until its length is a multiple of
 // UNIT, and half a unit, so that the rows that a quarter of a warp reads lie in different banks.
 constexpr unsigned UNIT = 2 * STEP;
 __device__ __forceinline__ unsigned padded(unsigned columns) { return (columns + UNIT - 1) / UNIT * UNIT; }
 __device__ __forceinline__ unsigned pitch_of_x(unsigned columns) { return padded(columns) + STEP; }
-
-// Begins to copy a row of x or gamma to shared memory, and zeros behind it. Each thread has packs of its own.
-__device__ __forceinline__ void copy_row(T* to, const T* from, unsigned columns) {
-#pragma unroll 1
-  for (unsigned k = threadIdx.x * SIZE; k < padded(columns); k += THREADS * SIZE) {
-    const unsigned bytes = k < columns ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to + k)),
-                 "l"(from + (bytes ? k : 0)), "n"(16), "r"(bytes)
-                 : "memory");
-  }
-}
 
 __device__ __forceinline__ void widen_pack(const T* from, float (&values)[SIZE]) {
   const uint4 raw = *reinterpret_cast<const uint4*>(from);
@@ -142,6 +133,26 @@ __device__ __forceinline__ void normalise(T* x, const T* gamma, unsigned rows, c
       }
       *reinterpret_cast<uint4*>(x + n * pitch + k) = make_uint4(words[0], words[1], words[2], words[3]);
     }
+  }
+}
+
+#if ROWS < 8
+#include "few_rows_apart.cuh"
+#else
+
+// 2. The tensor cores multiply eight or 16 rows of x with a tile of eight rows of weights.
+#include "weight_ring.cuh"
+
+constexpr unsigned EIGHTS = ROWS / 8;
+
+// Begins to copy a row of x or gamma to shared memory, and zeros behind it. Each thread has packs of its own.
+__device__ __forceinline__ void copy_row(T* to, const T* from, unsigned columns) {
+#pragma unroll 1
+  for (unsigned k = threadIdx.x * SIZE; k < padded(columns); k += THREADS * SIZE) {
+    const unsigned bytes = k < columns ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to + k)),
+                 "l"(from + (bytes ? k : 0)), "n"(16), "r"(bytes)
+                 : "memory");
   }
 }
 
@@ -240,4 +251,5 @@ __device__ __forceinline__ void multiply_few(const Layer& layer, const Input& in
     }
   }
 }
+#endif
 #endif

@@ -4,7 +4,7 @@
 // a barrier counts its bytes: 2 KB for an instruction, and neither registers nor the L1 hold what is under way. Before,
 // each thread copies 16 bytes at a time.
 //
-// Macros: COLUMNS (a multiple of 64), STAGES, WARPS.
+// Macros: COLUMNS (a multiple of 64), STAGES, WARPS. Names in capitals besides are few_rows.cuh's.
 #pragma once
 
 #include "../include/pack.cuh"
@@ -13,10 +13,6 @@
 
 using T = SCALAR;
 
-constexpr unsigned THREADS = WARPS * WARP;
-constexpr unsigned PAIRS = 4, TILE = 2 * PAIRS;  // pairs and rows of weights of a tile
-constexpr unsigned SIZE = Pack<T>::SIZE;         // elements that a lane loads at a time
-constexpr unsigned STEP = 4 * SIZE;              // columns that four lanes load at a time
 constexpr unsigned PITCH = COLUMNS + STEP;       // of a row: two neighbours' 64 bytes lie in different banks
 constexpr unsigned STAGE = TILE * PITCH;
 

@@ -19,7 +19,7 @@ EPSILON = 1e-5
 """What the RMSNorm in front adds to mean squares."""
 EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
-    "columns": (512, 1024, 2048),
+    "columns": (0, 512, 1024, 2048),
     "stages": (1, 2, 3, 4, 5, 6, 8, 12),
 }
 """What a search may try, as FewRows has it."""
@@ -27,6 +27,7 @@ PAIRS = 4
 """Pairs of rows of weights of a tile."""
 _TILE, _UNIT = 2 * PAIRS, 64  # rows of weights of a tile; columns to which rows of x in shared memory are filled
 _EIGHT, _MOST_ROWS = 8, 16  # rows of x of a block
+_APART = (1, 2, 4)  # rows of x of a block whose threads have columns of their own
 _STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
 _HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
 _WARPS, _COLUMNS = 8, 1024  # of the rule
@@ -43,6 +44,11 @@ class FewRowsProduct:
     norm: bool
 
     @property
+    def apart(self) -> tuple[int, ...]:
+        """How many rows of x a block multiplies whose threads have columns of their own; () where x has too many."""
+        return tuple(rows for rows in _APART if rows >= self.rows)[:1]
+
+    @property
     def at_once(self) -> tuple[int, ...]:
         """How many rows of x a block may multiply at a time, the best first."""
         return (_MOST_ROWS, _EIGHT) if self.rows > _EIGHT else (_EIGHT,)
@@ -52,8 +58,9 @@ class FewRowsProduct:
 class FewRows:
     """How threads share a product.
 
-    rows: of x that a block multiplies, 8 or 16. warps: of a block. columns: of a stage of weights. stages: that are
-    under way or full.
+    rows: of x that a block multiplies: 8 or 16 by the tensor cores, 1, 2 or 4 where each thread has columns of its own.
+    warps: of a block. columns: of a stage of weights; 0 where each thread has its own. stages: that are under way or
+    full.
     """
 
     rows: int
@@ -63,8 +70,8 @@ class FewRows:
 
     @classmethod
     def of(cls, product: FewRowsProduct, plan: Plan, chip: Chip) -> Self | None:
-        """The plan for x; None where shared memory is too small for it."""
-        for at_once in product.at_once:
+        """The plan for x; None where shared memory is too small for it, or x has too many rows."""
+        for at_once in product.at_once if plan["columns"] else product.apart:
             made = cls(at_once, *(int(plan[name]) for name in EVERY_PLAN))
             if made.shared(product) + made.fixed <= chip.shared:
                 return made
@@ -73,7 +80,8 @@ class FewRows:
     def shared(self, product: FewRowsProduct) -> int:
         """Dynamic bytes of shared memory: stages, rows of x, and the weights of a norm."""
         of_x = (min(product.rows, self.rows) + product.norm) * (blocks(product.columns, _UNIT) * _UNIT + _STEP)
-        return (self.stages * _TILE * (self.columns + _STEP) + of_x) * _HALF
+        of_row = self.columns + _STEP if self.columns else self.threads * PACK_BYTES // _HALF
+        return (self.stages * _TILE * of_row + of_x) * _HALF
 
     @property
     def fixed(self) -> int:
@@ -149,7 +157,11 @@ class FewRowsKernel:
         return FewRows.of(self.product(case), plan, Chip.current())
 
     def _refuse(self, case: Case, plan: Plan) -> str | None:
-        return None if self._made(case, plan) else "shared memory has no room for x"
+        return (
+            None
+            if self._made(case, plan)
+            else "shared memory has no room for x, or x has more than 4 rows and columns is 0"
+        )
 
     def _built(self, case: Case, plan: Plan) -> Iterator[Built]:
         made = self._made(case, plan)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness import check
+from harness.collection.ops.llm import _few_rows
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("float16", "bfloat16")
@@ -57,6 +58,18 @@ def test_our_variants_are_right(trial, op, dtype):
             continue
         made = trial(op, variant, dtype, device="cuda", **values)
         found[variant, str(values), offset] = complaint(made, offset)
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("warps", _few_rows.EVERY_PLAN["warps"])
+@pytest.mark.parametrize("op", ["linear_few_rows", "qkv_few_rows"])
+def test_threads_with_columns_of_their_own_are_right(trial, monkeypatch, op, warps):
+    found = {}
+    for values, stages in itertools.product(SIZES[op], (1, 3)):
+        if values["M"] > 4:
+            continue
+        monkeypatch.setattr(_few_rows, "rule", lambda *_, count=stages: {"warps": warps, "columns": 0, "stages": count})
+        found[str(values), stages] = complaint(trial(op, "tuned", "bfloat16", device="cuda", **values), 0)
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 

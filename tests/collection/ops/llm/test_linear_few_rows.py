@@ -84,3 +84,17 @@ def test_the_rules_plan_can_be_launched_on_every_gpu_or_there_is_none(arch, rows
 
 def test_rows_that_are_not_whole_packs_have_no_plan():
     assert _few_rows.rule(FewRowsProduct(1, 77, 100, norm=False), H200) is None
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(1, 1), (2, 2), (3, 4), (4, 4)])
+def test_threads_with_columns_of_their_own_multiply_up_to_four_rows(rows, at_once):
+    product = FewRowsProduct(rows, 2048, 500, norm=True)
+    made = FewRows.of(product, {"warps": 8, "columns": 0, "stages": 3}, H200)
+    assert made
+    assert (made.rows, made.macros["COLUMNS"]) == (at_once, 0)
+    # Stages of eight rows, 16 bytes a thread; rows of x and the norm's weights, with half a unit behind each.
+    assert made.shared(product) == 3 * 8 * 256 * 16 + (rows + 1) * (2048 + 32) * 2
+
+
+def test_more_rows_have_no_columns_of_their_own():
+    assert FewRows.of(FewRowsProduct(5, 2048, 500, norm=True), {"warps": 8, "columns": 0, "stages": 3}, H200) is None

@@ -102,9 +102,9 @@ def quantiser(_dtype, _device, rows, columns):
 CONFIGS = {name: replace(MODELS[name], depths=(2, 2, 2, 2)) for name in ("swin_tiny", "swin_base", "swin_large")}
 
 
-# Every model with every plan, and each of both with one image and with many. Every plan once is usual.
+# Every model with every plan, and each of both with one image and with many. Every model once is usual.
 TRIED = [
-    (pytest.param if number % len(CONFIGS) == first else rare)(name, (1, 128)[(number + first) % 2], plan)
+    (pytest.param if number == (0, 1, 5)[first] else rare)(name, (1, 128)[(number + first) % 2], plan)
     for first, name in enumerate(CONFIGS)
     for number, plan in enumerate(["halves", *PLANS])
 ]

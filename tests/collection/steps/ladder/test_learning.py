@@ -91,6 +91,7 @@ def test_what_is_another_rung_on_one_device_isnt_trained(tmp_path: Path):
         train(1)
 
 
+@pytest.mark.slow  # test_steps.py has what is said of a model that refuses torch.compile
 def test_a_rung_that_fails_says_why():
     known = step_of(op_of("uncompilable").variants["compile"])
     assert known

@@ -14,7 +14,7 @@ from tests.rare import rare
 
 HONEST = [
     ("convolutions", "channels_last"),
-    ("attention", "accumulate"),
+    rare("attention", "accumulate"),
     ("custom", "amp"),
     rare("attention", "patched_compile"),
     *(rare("convolutions", rung) for rung in ("float32", "amp_other_half", "checkpoint", "patched")),

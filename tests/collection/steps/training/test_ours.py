@@ -182,7 +182,7 @@ def test_bits_alone_are_kept_of_each_dropout_and_nothing_else_changes():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
-    ("model", "rungs", "ours"), [("bert_toy", BERT, "bit_masks"), ("swin_toy", SWIN, "fused_norm_adam")]
+    ("model", "rungs", "ours"), [("bert_toy", BERT, "bit_masks"), rare("swin_toy", SWIN, "fused_norm_adam")]
 )
 def test_half_norm_has_the_types_that_our_norms_leave(model, rungs, ours, device):
     """What LayerNorms are given and give, residuals among it. On a GPU, autocast's LayerNorms give float32."""

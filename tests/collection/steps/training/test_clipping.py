@@ -123,6 +123,7 @@ def test_a_case_s_choice_reaches_its_trainings(value, clip):
     assert _steps.setup_of(ctx).clip == _scaling.setup_of(ctx).clip == clip
 
 
+@pytest.mark.slow  # the tests above have that the choice is taken, and what a rung does then
 def test_a_case_with_clipping_is_right_on_a_cpu(ready):
     with ready("bert_train", FLOAT32.name, clip=1.0) as session:
         assert session.check() is None

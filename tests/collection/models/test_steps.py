@@ -53,7 +53,7 @@ def test_every_parameter_has_a_gradient_in_half_precision(toy):
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.slow  # steps/training/test_compiled_gradients.py has a model in one graph, nn/test_operators.py ours
+@pytest.mark.slow  # steps/training/test_compiled_gradients.py has a BERT in one graph
 def test_a_model_compiles_to_one_graph(toy, unmeasured_guards):
     torch.manual_seed(0)
     torch.compiler.reset()

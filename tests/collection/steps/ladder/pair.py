@@ -78,7 +78,7 @@ def exact(ways: Mapping[str, Sequence[str]] = WAYS) -> None:
 
 
 def exact_others() -> None:
-    """Ways that differ from others by what `communication` counts, and a step of a file's own."""
+    """The other ways, and a step of a file's own."""
     exact(OTHERS)
 
 

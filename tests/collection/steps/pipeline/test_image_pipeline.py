@@ -121,7 +121,7 @@ def test_a_case_that_ended_is_gone_when_the_next_begins():
         gc.enable()
 
 
-@pytest.mark.parametrize("page_cache", [COLD, *map(rare, {"warm"} - {COLD})])
+@pytest.mark.parametrize("page_cache", [COLD, rare("warm")])
 def test_a_case_that_is_only_checked_reports_no_rates(page_cache):
     """Files that leave the page cache give the same images."""
     with Session(case("two_buffers", page_cache=page_cache), OP, Cpu()) as session:
@@ -140,7 +140,7 @@ def test_another_crop_is_wrong(monkeypatch):
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
-@pytest.mark.slow  # the next test has such images, the last test another crop
+@pytest.mark.slow  # the test below has such images, the test above another crop
 def test_images_of_another_batch_are_wrong(monkeypatch):
     real = ProcessImages.both
     monkeypatch.setattr(ProcessImages, "both", lambda self, item: item._replace(data=real(self, item).data.flip(0)))

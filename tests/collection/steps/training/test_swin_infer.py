@@ -251,7 +251,7 @@ def test_ours_are_right(make, dtype, ready, monkeypatch):
         assert session.warnings == []
 
 
-@pytest.mark.slow  # nn/test_operators.py has our operators in compiled code, models/test_steps.py a whole model
+@pytest.mark.slow  # nn/test_operators.py has our operators in compiled code
 @pytest.mark.parametrize("make", [swin_infer.with_sdpa, swin_infer.with_attention])
 def test_a_compiler_takes_the_whole_model(make, ready):
     with ready("swin_infer", "sdpa", "bfloat16") as session, torch.inference_mode():

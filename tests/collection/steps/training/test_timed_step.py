@@ -52,7 +52,8 @@ def test_what_is_found_of_a_timed_step(ready, change, said):
         (call,) = session.calls()
         for _ in range(STEPS if change is for_an_old_batch else FEW):
             call()
-        assert not list(recheck(SimpleNamespace(), call.tensors, call))
+        if change is not for_an_old_batch:  # the check leaves a new batch
+            assert not list(recheck(SimpleNamespace(), call.tensors, call))
         change(call.tensors.steps)
         found = list(recheck(SimpleNamespace(), call.tensors, call))
     assert len(found) == len(said), found

@@ -8,6 +8,8 @@ import torch
 from harness.collection.models import MODELS, bert
 from tests.rare import rare
 
+TOYS = ("resnet_toy", "bert_toy", "swin_toy", "llama_toy")
+
 
 def given(toy, size=4, seed=0):
     return toy.module.batch(toy.config, size, torch.Generator().manual_seed(seed), "cpu")
@@ -20,7 +22,14 @@ def test_a_seed_makes_a_batch(toy):
     assert all(len(one) == 4 and one.is_contiguous() for one in first)
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize(
+    ("toy", "half"),
+    [
+        *((name, False) for name in TOYS),
+        *(("llama_toy", True), *(rare(name, True) for name in TOYS if name != "llama_toy")),
+    ],
+    indirect=["toy"],
+)
 def test_steps_lower_the_loss(toy, half):
     torch.manual_seed(0)
     model, batch, losses = toy.kind(toy.config), given(toy), []
@@ -44,11 +53,7 @@ def test_every_parameter_has_a_gradient_in_half_precision(toy):
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "toy",
-    ["llama_toy", *map(rare, ("resnet_toy", "bert_toy", "swin_toy"))],
-    indirect=True,
-)
+@pytest.mark.slow  # steps/training/test_compiled_gradients.py has a BERT in one graph
 def test_a_model_compiles_to_one_graph(toy, unmeasured_guards):
     torch.manual_seed(0)
     torch.compiler.reset()

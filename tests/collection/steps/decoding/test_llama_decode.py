@@ -14,6 +14,7 @@ from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue, Tensors
+from tests.rare import rare
 
 TOY = MODELS["llama_toy"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,9 +43,14 @@ def test_logits_are_those_of_the_last_token_of_a_sequence(operators):
         torch.testing.assert_close(found, wanted(tokens)[:, -1])
 
 
-@pytest.mark.parametrize("variant", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_cpu_measures_what_it_can(variant, dtype):
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        ("sdpa", "float16"),
+        *(rare(*given) for given in (("eager", "bfloat16"), ("eager", "float16"), ("sdpa", "bfloat16"))),
+    ],
+)
+def test_a_cpu_measures_what_it_can(variant, dtype, short_timing):
     op = Catalogue()["llama_decode"]
     found = measure(Job(case(variant, dtype), Timing(max_time=0.01)), op, Cpu())
     assert (found.status, found.error) == ("ok", None)

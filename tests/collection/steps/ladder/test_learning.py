@@ -17,6 +17,7 @@ from harness.collection.steps.training.profile.files import LossPlan
 from harness.errors import UsageError
 from harness.model import Case
 from harness.session import EndedError
+from tests.collection.conftest import traced_only
 from tests.collection.steps.ladder.conftest import answered, op_of
 
 
@@ -90,10 +91,12 @@ def test_what_is_another_rung_on_one_device_isnt_trained(tmp_path: Path):
         train(1)
 
 
+@pytest.mark.slow  # test_steps.py has what is said of a model that refuses torch.compile
 def test_a_rung_that_fails_says_why():
     known = step_of(op_of("uncompilable").variants["compile"])
     assert known
-    with pytest.raises(UsageError, match=r"torch\.compile can't compile the model"):
+    told = pytest.raises(UsageError, match=r"torch\.compile can't compile the model")
+    with traced_only(torch.device("cpu")), told:
         _learning.trained(*known, "bfloat16", torch.device("cpu"), seed=1, steps=10)
 
 

@@ -55,6 +55,9 @@ def test_more_of_two_ranks(tmp_path):
         assert rank.stdout.split() == [check.__name__ for check in pair.RARE], rank.stderr
 
 
+# pair.py's `forgotten` has a rank that fails while another one waits, test_steps.py the error of a step, and
+# tests/processes/test_supervisor.py what is made of the answers of ranks.
+@pytest.mark.slow
 def test_a_rank_that_fails_names_itself(tmp_path):
     """The first rank waits for the second one, whose batch can't be made."""
     known = answered("attention") | {"world": 2}

@@ -13,9 +13,8 @@ from tests.collection.steps.ladder.conftest import STEPS, answered, op_of
 from tests.rare import rare
 
 HONEST = [
-    ("convolutions", "channels_last"),
-    ("attention", "accumulate"),
     ("custom", "amp"),
+    *(rare(*given) for given in (("convolutions", "channels_last"), ("attention", "accumulate"))),
     rare("attention", "patched_compile"),
     *(rare("convolutions", rung) for rung in ("float32", "amp_other_half", "checkpoint", "patched")),
     *(rare("attention", rung) for rung in ("foreach_optimizer", "fused_optimizer")),

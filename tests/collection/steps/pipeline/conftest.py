@@ -1,17 +1,30 @@
-"""Time that goes on only when all threads of a pipeline wait, so that no test has to wait for a time."""
+"""Time that goes on only when all threads of a pipeline wait, so that no test has to wait for a time.
+
+And the processes that decode, which have torch from the server that forks for all tests.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import util
 from types import SimpleNamespace
 
 import pytest
 
 from harness.collection.steps.pipeline import _facts, _stages
+from tests.forked.forkserver import forking
 
 LIMIT = 30.0
 """Seconds after which a thread that still waits makes a test fail. No test that passes comes near it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_decoders() -> Iterator[None]:
+    """Processes that decode are forked without an import of torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(util, "spawnv_passfds", forking(util.spawnv_passfds))
+        yield
 
 
 class Clock:

@@ -19,10 +19,6 @@ def small_models(optimizers_loaded, one_thread, short_timing, monkeypatch):
     monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
 
 
-def as_it_is(fed):
-    """The step itself."""
-
-
 def same_batch(fed):
     item = fed.pipeline.take()
     fed.pipeline.done()
@@ -41,7 +37,6 @@ def nothing_trained(fed):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (as_it_is, []),
         rare(same_batch, ["batches: a timed step had batch"]),
         (old_images, ["images: a timed step trained with others than came"]),
         rare(nothing_trained, ["losses: a timed step on a new batch", "weights: a timed step changed none of them"]),
@@ -54,6 +49,7 @@ def test_what_is_found_of_a_timed_step(change, said):
         [call] = session.calls()
         for _ in range(2):
             call()
+        assert not [*_fed.recheck(session._ctx, call.tensors, call)]
         change(session._prepared.launch)
         if change is same_batch:
             call()

@@ -17,6 +17,7 @@ from harness.collection.steps.pipeline import _files, _images, _workers
 from harness.collection.steps.pipeline._shared import AT_ONCE, SLOTS, SharedBatches
 from harness.collection.steps.pipeline._stages import Crew
 from harness.collection.steps.pipeline._workers import Decoders, ProcessImages
+from tests.rare import rare
 
 COUNT, SIDE, SEED = 3, 32, 7
 LIMIT = 30
@@ -54,7 +55,7 @@ def resized(file, number, place):
     return _images.resized(decoded, _images.crops(SEED, number, COUNT)[place], SIDE)
 
 
-@pytest.mark.parametrize("decoders", [1, 2, COUNT + 2], indirect=True)
+@pytest.mark.parametrize("decoders", [rare(1), rare(2), COUNT + 2], indirect=True)
 def test_images_are_those_of_the_files_in_every_slot(decoders, batches, files, readers):
     images = ProcessImages(decoders, batches, SEED)
     assert len(decoders.processes) == len({one.pid for one in decoders.processes}) == decoders._count
@@ -66,7 +67,7 @@ def test_images_are_those_of_the_files_in_every_slot(decoders, batches, files, r
         assert found.data.equal(torch.stack(wanted))
 
 
-@pytest.mark.parametrize("decoders", [1, 2], indirect=True)
+@pytest.mark.parametrize("decoders", [rare(1), 2], indirect=True)
 def test_batches_that_are_worked_on_at_once_do_not_mix(decoders, batches, files, readers):
     images = ProcessImages(decoders, batches, SEED)
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -95,7 +96,9 @@ def test_processes_have_one_thread_each_no_context_and_nothing_of_the_parent(dec
 
     assert told("__import__('torch').get_num_threads()") == {"1"}
     assert told("__import__('torch').cuda.is_initialized()") == {"False"}
-    assert told("{'harness.cli', 'harness.runner', 'matplotlib', 'pytest'} & {*__import__('sys').modules}") == {"set()"}
+    others = {"harness.cli", "harness.runner", __name__}
+    assert __name__ in sys.modules
+    assert told(f"{others} & {{*__import__('sys').modules}}") == {"set()"}
 
 
 def test_a_file_that_is_no_jpeg_is_told_and_the_next_batch_is_right(decoders, batches, files, readers):
@@ -160,17 +163,22 @@ def test_closing_leaves_no_process(batches, watched):
     assert all(one() for one in ended)
 
 
-def test_no_process_outlives_a_parent_that_is_killed(files, watched):
-    code = f"""
+def test_no_process_outlives_a_parent_that_is_killed(files, watched, tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(f"""
 import signal
+from multiprocessing import util
 from harness.collection.steps.pipeline._shared import SharedBatches
 from harness.collection.steps.pipeline._workers import Decoders
-decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
-print(*(one.pid for one in decoders.processes), flush=True)
-signal.pause()
-"""
+from tests.forked.forkserver import forking
+if __name__ == "__main__":
+    util.spawnv_passfds = forking(util.spawnv_passfds)
+    decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
+    print(*(one.pid for one in decoders.processes), flush=True)
+    signal.pause()
+""")
     root = str(Path(_workers.__file__).parents[4])
-    command, environment = [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": root}
+    command, environment = [sys.executable, "-P", script], os.environ | {"PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         pids = [int(one) for one in parent.stdout.readline().split()]
         assert len(pids) == 2

@@ -13,6 +13,7 @@ from harness.collection.steps.training._curves import trained
 from harness.collection.steps.training._rungs import AMP
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.model import Case
+from tests.rare import rare
 
 CPU = torch.device("cpu")
 
@@ -21,7 +22,11 @@ def bert(variant: str, dtype: str = "float16") -> Case:
     return Case("bert_train", variant, dtype, (("B", 512),), (("model", "bert_toy"),), device="cpu")
 
 
-RUNGS = [*((name, "float16") for name in ("float32", "amp", "fused_norm_adam", "half")), ("amp", "bfloat16")]
+RUNGS = [
+    ("fused_norm_adam", "float16"),
+    *(rare(name, "float16") for name in ("float32", "amp", "half")),
+    rare("amp", "bfloat16"),
+]
 
 
 @pytest.mark.parametrize(("variant", "dtype"), RUNGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from harness.collection.steps.training._rungs import AMP, FLOAT32, FUSED, UNSCAL
 from harness.collection.steps.training._trainer import Trainer
 from harness.model import Case
 from harness.ops import Catalogue, known_cases
+from tests.rare import rare
 
 CATALOGUE = Catalogue()
 ASKING = (AMP, UNSCALE, UNSCALE_LOOP)
@@ -48,7 +48,11 @@ def test_a_graph_holds_the_whole_step_unless_the_host_must_ask(setup, monkeypatc
 
 @pytest.mark.parametrize(
     ("rung", "training"),
-    [*zip((*ASKING, FUSED), itertools.cycle(("resnet50_train", "bert_train", "swin_train")))],
+    [
+        *((rung, "bert_train") for rung in (AMP, FUSED)),
+        *(rare(rung, "bert_train") for rung in ASKING[1:]),
+        *(rare(*given) for given in ((AMP, "resnet50_train"), (UNSCALE_LOOP, "swin_train"), (FUSED, "resnet50_train"))),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_steps_of_a_graph_are_the_steps(rung, setup, monkeypatch):

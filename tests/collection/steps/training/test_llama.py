@@ -139,6 +139,7 @@ def test_our_configuration_is_llama_3_2_s():
     assert MODELS["llama_1b"] == LlamaConfig(16, 2048, 32, 8, 8192, 128256, 5e5, 2048)
 
 
+@pytest.mark.slow  # test_micro_batches.py has a case of a Llama that is checked
 @pytest.mark.parametrize("clip", ["none", 1.0])
 def test_losses_of_a_rung_fall_as_the_reference_s(ready, clip):
     with ready("llama_train", "chunked_half", "bfloat16", clip=clip) as session:

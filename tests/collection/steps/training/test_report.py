@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from harness import report
 from harness.collection.steps.training._figures import LOSS, UNSCALE
@@ -262,7 +263,11 @@ def whole(ladder: Make) -> Run:
     return ladder(*traces, *curves, claims=claims)
 
 
-def test_a_page_shows_all_pictures_and_a_console_the_verdicts(whole: Run, tmp_path: Path) -> None:
+def test_a_page_shows_all_pictures_and_a_console_the_verdicts(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at the pictures here, so none is drawn."""
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", lambda *_, **__: None)
     paths = {path.relative_to(tmp_path).as_posix() for path in report.write(whole, tmp_path, ["plots"])}
     page = markdown.render(build.page(whole))
     own = [picture.path for picture in sections.drawings(whole)]

@@ -26,6 +26,7 @@ from harness.ops import Catalogue
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
 from harness.session import Session
+from tests.rare import rare
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
@@ -64,7 +65,7 @@ def test_a_cpu_has_no_such_step(catalogue: Catalogue, step: str, reason: str) ->
         assert refused(replace(asked, device="cuda")) is None
 
 
-@pytest.mark.parametrize("model", ["bert_toy", "resnet_toy"])
+@pytest.mark.parametrize("model", [rare("bert_toy"), "resnet_toy"])
 def test_a_rehearsal_leaves_no_trace(model: str) -> None:
     """Losses of the steps after it equal the losses of a trainer that didn't rehearse, to the last bit."""
     setup = Setup(model, 4, 5, torch.device("cpu"), torch.float64, shard=1)
@@ -217,7 +218,7 @@ def test_ranks_that_drift_apart_in_timed_steps_are_wrong(
 
 
 @pytest.mark.usefixtures("optimizers_loaded")
-@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("is_right", [rare(True), False])
 def test_a_timed_step_is_held_to_a_batch_that_it_has_not_seen(catalogue: Catalogue, is_right: bool) -> None:
     """Labels are of few classes there, too."""
     alone = case("resnet50_scaling", "replicas", world=1)

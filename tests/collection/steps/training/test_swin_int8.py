@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 
@@ -37,10 +36,12 @@ def in_int8(name):
     return partial(swin_infer.with_int8, plan=PLANS[name])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*zip(PLANS, itertools.cycle(("float16", "bfloat16")))])
-def test_int8_is_right_and_loses_what_int8_loses(name, dtype, ready, monkeypatch):
+@pytest.mark.slow  # the figures below are of logits that were right
+@pytest.mark.parametrize("name", PLANS)
+def test_int8_is_right_and_loses_what_int8_loses(name, ready, monkeypatch):
+    """In bfloat16. The figures below have float16."""
     played(monkeypatch, name, in_int8(name))
-    with ready("swin_infer", "sdpa", dtype) as session:
+    with ready("swin_infer", "sdpa", "bfloat16") as session:
         assert session.check() is None
         assert 25 < dict(session.facts)[_int8.SNR] < 45
 
@@ -115,6 +116,7 @@ def test_int32_makes_the_parts_more_exact_that_have_it(figures):
     assert merging["int8_wide_merging"] > merging["int8_merged"] + 0.2
     assert merging["int8_wide_merging"] == merging["int8_wide"] < merging["int8"] - 20
     assert all(value > 25 for value in (*block.values(), *merging.values()))
+    assert all(25 < found[_int8.SNR] < 45 for found in figures.values())
 
 
 def test_the_energy_of_errors_is_compared_with_another_variant_s():
@@ -138,7 +140,7 @@ def test_weights_take_a_quarter_of_the_bytes_in_int8(ready, figures):
     assert {found[name] for name in PLANS if name != "int8"} == {2 * config.parameters() - blocks - merging}
 
 
-@pytest.mark.parametrize("lost", ["qkv", "proj", "first", "second"])
+@pytest.mark.parametrize("lost", [rare("qkv"), rare("proj"), rare("first"), "second"])
 def test_a_bias_that_int8_loses_is_found(lost, ready, monkeypatch):
     def without(ctx):
         model = in_int8("int8")(ctx)

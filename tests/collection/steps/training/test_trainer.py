@@ -11,6 +11,7 @@ from harness.collection.models import MODELS, bert, swin
 from harness.collection.steps.training import _operators, _trainer
 from harness.collection.steps.training._rungs import AMP, FUSED, RESNET, UNSCALE_LOOP
 from harness.collection.steps.training._trainer import Trainer
+from tests.rare import rare
 
 (HALF,) = (rung for rung in RESNET if rung.half == "pure" and rung.role == "baseline")
 
@@ -31,6 +32,7 @@ def test_pure_halves_are_rounded_masters_after_each_step(setup):
     assert {weight.dtype for weight in trainer.weights} >= {torch.float16}
 
 
+@pytest.mark.parametrize("training", ["resnet50_train", "bert_train", rare("swin_train")], indirect=True)
 def test_batch_norms_of_a_model_in_halves_stay_in_float32(setup):
     trainer = Trainer(HALF, setup)
     norms = [one for one in trainer.model.modules() if isinstance(one, torch.nn.BatchNorm2d)]
@@ -59,6 +61,7 @@ def test_unscaling_one_by_one_is_unscaling_all(setup, scale, monkeypatch):
     assert loop.scaler.get_scale() == foreach.scaler.get_scale() == (scale / 4 if skipped else scale)
 
 
+@pytest.mark.parametrize("training", ["resnet50_train", "bert_train", rare("swin_train")], indirect=True)
 def test_the_fused_optimizer_makes_the_same_steps(setup):
     fused, foreach = Trainer(FUSED, setup), Trainer(AMP, setup)
     for trainer in (fused, foreach):

@@ -10,12 +10,13 @@ from harness.errors import UsageError
 from harness.judge import Asked
 from harness.judge.procedure import _settings
 from harness.ops import find
+from tests.rare import rare
 
 RETURNS = "def double(x):\n    return x + x\n"
 WRITES = "def double(x, y):\n    y.copy_(x + x)\n"
 
 
-@pytest.mark.parametrize("text", [RETURNS, WRITES, "def double(anything):\n    return 2 * anything\n"])
+@pytest.mark.parametrize("text", [RETURNS, WRITES, rare("def double(anything):\n    return 2 * anything\n")])
 def test_a_function_that_is_right(doubling, text):
     found = doubling(text, dtypes=("float32",))
     assert (found.verdict, found.code) == ("right", 0)

@@ -78,7 +78,10 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+RARE = ("Counter.made", "Counter.of", "WORDS", "RAW")
+
+
+@pytest.mark.parametrize("name", [rare(name) if name in RARE else name for name in CHANGES])
 def test_what_counts_as_replaced(own, name):
     CHANGES[name](own)
     assert intact.replaced() == f"harness.of_a_test.{name} was replaced {UNBELIEVED}"

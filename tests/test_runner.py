@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from harness.model import Code, Header, Job, Limits, Measurement, Run, StreamPoi
 from harness.ops import Catalogue, Op
 from harness.processes import team
 from harness.scenario import Plan
+from tests.rare import rare
 
 MakeJob = Callable[..., Job]
 RunJobs = Callable[..., Run]
@@ -40,6 +42,11 @@ FAULTS = {
     "forks": ("crashed", ["ended with exit status 3"]),
     "noisy": ("ok", []),
 }
+RARE = ("segfault", "exit", "killed", "raises", "forks")
+"""Faults that processes/test_team.py has with processes without torch, and a second way to die by a signal."""
+USUAL = tuple(name for name in FAULTS if name not in RARE)
+Wreck = tuple[Run, list[Measurement]]
+"""A run over faults, and what its observer was told of."""
 
 
 @pytest.fixture
@@ -69,30 +76,40 @@ class LateOnce:
 
 
 @pytest.fixture(scope="module")
-def wreck(
+def run_faults(
     tmp_path_factory: pytest.TempPathFactory, job: MakeJob, run_jobs: RunJobs, make_watcher: Callable[[], Any]
-) -> tuple[Run, list[Measurement]]:
-    """A run over every fault, each followed by a case in order; and what its observer was told of.
+) -> Callable[..., Wreck]:
+    """run_faults(faults, before, after): a run over faults, each followed by a case in order."""
 
-    The first fault is a fault of one of two processes.
-    """
-    jobs = [job("gloo", op="rank_sum"), job("deserted", op="rank_sum"), job("fine", n=4095)]
-    for n, variant in enumerate(FAULTS, 4096):
-        jobs += [job(variant, n=n), job("fine", n=n)]
-    jobs += [job("slow"), job("fine", op="lie")]
-    watcher, home = make_watcher(), tmp_path_factory.mktemp("wreck")
-    with pytest.MonkeyPatch.context() as patch:
-        _know_limits(patch)
-        patch.setenv("FAULT_LOG", str(home / "log"))
-        patch.setenv("WORLD_SIZE", "64")  # as a cluster's launcher may have left it
-        patch.setattr(team, "time", late := LateOnce(home))
-        patch.setattr(team, "select", late)
-        return run_jobs(home / "run", *jobs, watcher=watcher), watcher.ended
+    def run(faults: Sequence[str], before: Sequence[Job] = (), after: Sequence[Job] = ()) -> Wreck:
+        pairs = [(job(variant, n=n), job("fine", n=n)) for n, variant in enumerate(faults, 4096)]
+        watcher, home = make_watcher(), tmp_path_factory.mktemp("wreck")
+        with pytest.MonkeyPatch.context() as patch:
+            _know_limits(patch)
+            patch.setenv("FAULT_LOG", str(home / "log"))
+            patch.setenv("WORLD_SIZE", "64")  # as a cluster's launcher may have left it
+            patch.setattr(team, "time", late := LateOnce(home))
+            patch.setattr(team, "select", late)
+            return run_jobs(home / "run", *before, *chain(*pairs), *after, watcher=watcher), watcher.ended
+
+    return run
 
 
-@pytest.mark.parametrize("variant", FAULTS)
-def test_a_fault_costs_its_own_case_alone(wreck: tuple[Run, list[Measurement]], variant: str) -> None:
-    run, _ = wreck
+@pytest.fixture(scope="module")
+def wreck(job: MakeJob, run_faults: Callable[..., Wreck]) -> Wreck:
+    """A run over the usual faults. The first fault is a fault of one of two processes."""
+    together = job("gloo", op="rank_sum"), job("deserted", op="rank_sum"), job("fine", n=4095)
+    return run_faults(USUAL, together, (job("slow"), job("fine", op="lie")))
+
+
+@pytest.fixture(scope="module")
+def rare_wreck(run_faults: Callable[..., Wreck]) -> Wreck:
+    return run_faults(RARE)
+
+
+@pytest.mark.parametrize("variant", [*USUAL, *map(rare, RARE)])
+def test_a_fault_costs_its_own_case_alone(request: pytest.FixtureRequest, variant: str) -> None:
+    run, _ = request.getfixturevalue("rare_wreck" if variant in RARE else "wreck")
     [faulty] = [m for m in run.measurements if m.case.variant == variant]
     after = run.measurements[run.measurements.index(faulty) + 1]
     status, phrases = FAULTS[variant]
@@ -103,17 +120,17 @@ def test_a_fault_costs_its_own_case_alone(wreck: tuple[Run, list[Measurement]], 
     assert after.time
 
 
-def test_an_error_is_short_enough_to_print(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_an_error_is_short_enough_to_print(wreck: Wreck) -> None:
     assert max(len((m.error or "").splitlines()) for m in wreck[0].measurements if m.case.world == 1) <= 21
 
 
-def test_every_case_is_stored_in_order_and_reported_once(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_every_case_is_stored_in_order_and_reported_once(wreck: Wreck) -> None:
     run, ended = wreck
-    assert len(run.measurements) == 3 + 2 * len(FAULTS) + 2
+    assert len(run.measurements) == 3 + 2 * len(USUAL) + 2
     assert run.measurements == tuple(ended)
 
 
-def test_the_header_tells_of_machine_limits_and_command(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_the_header_tells_of_machine_limits_and_command(wreck: Wreck) -> None:
     header = wreck[0].header
     assert header.machine.kind == "cpu"
     assert header.finished
@@ -124,7 +141,7 @@ def test_the_header_tells_of_machine_limits_and_command(wreck: tuple[Run, list[M
     assert len(header.plan) == 64
 
 
-def test_more_than_the_memory_can_do_is_warned_of_on_a_processor(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_more_than_the_memory_can_do_is_warned_of_on_a_processor(wreck: Wreck) -> None:
     *_, slow, lie = wreck[0].measurements
     [warning] = [w for w in lie.warnings if w.code == "above-ceiling"]
     assert "of the ceiling" in warning.message
@@ -144,7 +161,7 @@ def test_much_more_than_a_gpu_can_do_is_no_time(wreck, monkeypatch, share, statu
     assert [w.code for w in found.warnings if w.code == "above-ceiling"] == ["above-ceiling"] * warned
 
 
-def test_two_processes_measure_one_case_together(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_two_processes_measure_one_case_together(wreck: Wreck) -> None:
     together, deserted, alone, *_ = wreck[0].measurements
     statuses = [m.status for m in (together, deserted, alone)]
     assert statuses == ["ok", "crashed", "ok"], (together.error, deserted.error, alone.error)
@@ -250,6 +267,7 @@ def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     assert len(log(tmp_path)) == 2
 
 
+@pytest.mark.slow  # store/test_folder.py has the full disk, tests of cli/ that a run is resumed
 @pytest.mark.usefixtures("known_limits")
 def test_a_disk_that_fills_up_keeps_what_was_measured(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
@@ -358,6 +376,7 @@ def test_resuming_nothing_is_refused(tmp_path: Path, job: MakeJob, run_jobs: Run
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # processes/test_supervisor.py has the second start, processes/test_team.py the last words
 def test_a_worker_that_cannot_start_ends_the_run_with_its_last_words(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs
 ) -> None:
@@ -372,6 +391,7 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_last_words(
     assert (tmp_path / "starts").read_text() == "xx"
 
 
+@pytest.mark.slow  # processes/test_supervisor.py has that it is raised, processes/test_child.py that it is reported
 def test_what_a_worker_reports_of_a_plugin_is_raised_as_it_is(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("1 / 0\n")

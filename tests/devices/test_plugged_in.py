@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness import devices, measure, scenario, store
+from harness import devices, measure, runner, scenario, store
 from harness.cli import app
 from harness.errors import UsageError
-from harness.model import Code, Job, Timing
+from harness.limits import Needs
+from harness.model import Code, Job, Run, Timing
 from harness.ops import Catalogue, Variant, declarations
 from harness.ops.codes import codes
 from harness.processes import lock
@@ -75,6 +76,37 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(folder / "run", done.stdout)
 
 
+class Entered:
+    """Measuring processes that can't be had while another one holds the device."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> Entered:
+        with self._file.open("w") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_who_measures_on_the_device_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job], run_jobs: Callable[..., Run], watcher: Any
+) -> None:
+    name = f"simulated-{os.getpid()}"
+    file = lock.folder() / f"harness-{name}.lock"
+    monkeypatch.setattr(importlib.import_module("simulated_device").Simulated, "hardware", (name,))
+    monkeypatch.setattr(runner, "Workers", lambda *_: Entered(file))
+    try:
+        with pytest.raises(BlockingIOError):
+            runner.measure_limits("simulated", Needs(), watcher)
+        with pytest.raises(BlockingIOError):
+            run_jobs(tmp_path / "run", job("eager", op="doubled", device="simulated"), device="simulated", plugins=())
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@pytest.mark.slow  # the test above has that the device is held, processes/test_lock.py who waits
 def test_a_command_waits_for_whoever_measures_on_the_device(tmp_path: Path) -> None:
     name = f"simulated-{os.getpid()}"
     file = lock.folder() / f"harness-{name}.lock"
@@ -189,7 +221,10 @@ def repeated(run: Measured) -> Callable[[str, float], Path]:
     return make
 
 
-def test_the_gate_passes_an_equal_run_and_fails_a_slower_one(repeated: Any, tmp_path: Path) -> None:
+def test_the_gate_passes_an_equal_run_and_fails_a_slower_one(
+    repeated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.report.pictures.drawn", lambda *_: [])
     base, same = repeated("base", BANDWIDTH), repeated("same", BANDWIDTH)
     slower = repeated("slower", 0.9 * BANDWIDTH)
     assert "2 cases: 2 ok; 10 pairs" in harness("gate", base, same, OPS, f"--output={tmp_path / 'passed'}")

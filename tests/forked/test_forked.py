@@ -15,6 +15,7 @@ import pytest
 import harness.report
 from tests.forked import preloaded
 from tests.forked.client import WORKER
+from tests.rare import rare
 
 TELLS = """
 import atexit, json, os, signal, sys
@@ -49,8 +50,13 @@ def real(script):
     return ran([script], env=os.environ | {"FORKED_COLD": "1"})
 
 
-@pytest.mark.parametrize("options", [[], ["-P"], ["-u"]])
-@pytest.mark.parametrize("by", ["script", "module"])
+@pytest.mark.parametrize(
+    ("by", "options"),
+    [
+        ("script", ["-P"]), ("module", ["-u"]),
+        rare("script", []), rare("script", ["-u"]), rare("module", []), rare("module", ["-P"]),
+    ],
+)  # fmt: skip
 def test_it_finds_all_as_a_real_one_does(script, tmp_path, options, by):
     script.write_text(TELLS)
     (tmp_path / "elsewhere").mkdir()
@@ -87,15 +93,15 @@ def test_it_has_torch_loaded_and_nothing_of_the_harness(script):
 @pytest.mark.parametrize(
     "code",
     [
-        "raise SystemExit",
-        "raise SystemExit(7)",
         "raise SystemExit('no luck')",
-        "raise ValueError('no luck')",
         "raise KeyboardInterrupt",
         "import os; os.abort()",
-        "import os; os._exit(3)",
-        "import os; os.kill(os.getpid(), 9)",
-        "import ctypes; ctypes.string_at(0)",
+        rare("raise SystemExit"),
+        rare("raise SystemExit(7)"),
+        rare("raise ValueError('no luck')"),
+        rare("import os; os._exit(3)"),
+        rare("import os; os.kill(os.getpid(), 9)"),
+        rare("import ctypes; ctypes.string_at(0)"),
         "import threading; threading.Timer(0, print, ['in the end']).start()",
     ],
 )

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness import intact, measure
+from harness import discover, intact, measure
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
 from harness.errors import HarnessError, brief, described
 from harness.judge import Asked, Judgement, asking, child, judge, loading
 from harness.model import Job, Limits, Measurement, StreamPoint, Timer, Timing
 from harness.ops import Catalogue
+from harness.session import Session
 
 UNIT = 1e-4
 """Seconds that every call takes by the clock of the tests."""
@@ -50,7 +51,7 @@ class Counted:
 class Small(Cpu):
     """A processor with a small cache on which every call takes as long."""
 
-    cache_bytes = 2**12
+    cache_bytes = 2**8
     clock = Counted()
 
     def batch(self, calls: Sequence[Callable[[], object]], *, timer: Timer, **_: Any) -> Batch:
@@ -110,7 +111,10 @@ Judged = Callable[..., Judgement]
 
 @pytest.fixture
 def functions_noted() -> None:
-    """Functions that numbers rest on are noted and compared, as ever. It takes most of the time of a judgement."""
+    """Functions that numbers rest on are noted and compared, and extreme values tried, as ever.
+
+    Both take most of the time of a judgement.
+    """
 
 
 @pytest.fixture
@@ -125,6 +129,10 @@ def judged(
     """judged(text, other.py=text, ...): the judgement of a candidate with this text; files lie beside it."""
     if "functions_noted" not in request.fixturenames:
         monkeypatch.setattr(intact, "remember", lambda *_: None)
+        monkeypatch.setattr(Session, "extremes", lambda _: None)
+    # Packages aren't read again whenever a candidate's folder comes to sys.path.
+    read = discover._read
+    monkeypatch.setattr(discover, "_read", lambda group, *_: read(group, (), ()))
     for name in ("harness.judge.procedure", "harness.runner"):
         monkeypatch.setattr(f"{name}.Workers", Here)
     monkeypatch.setattr(asking, "ask", ask)

@@ -9,6 +9,7 @@ import pytest
 
 from harness.errors import MachineError, UsageError
 from harness.judge import asking, child
+from tests.rare import rare
 
 
 def export(tmp_path: Path, text: str, seconds: float = 60.0) -> dict[str, str]:
@@ -23,9 +24,9 @@ def test_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import os\nprint('pigs', flush=True)\nos._exit(7)\n", "the process ended by exit status 7 pigs"),
+        rare("import os\nprint('pigs', flush=True)\nos._exit(7)\n", "the process ended by exit status 7 pigs"),
         ("import os\nprint('pigs', flush=True)\nos.abort()\n", "the process ended by signal SIGABRT"),
-        ("raise KeyError('a')\n", "KeyError: 'a'"),
+        rare("raise KeyError('a')\n", "KeyError: 'a'"),
         ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
     ],
 )

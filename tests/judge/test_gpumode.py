@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import UsageError
+from tests.rare import rare
 
 REFERENCE = """
 import torch
@@ -48,7 +49,7 @@ def custom_kernel(data: input_t):
 OF_ITS_OWN = "def custom_kernel(data):\n    a, out, settings = data\n    return a * settings['scale']\n"
 
 
-@pytest.mark.parametrize("text", [INTO_THE_BUFFER, OF_ITS_OWN])
+@pytest.mark.parametrize("text", [INTO_THE_BUFFER, rare(OF_ITS_OWN)])
 def test_reference_and_sizes_beside_the_candidate(judged, text):
     found = judged(text, FILES)
     assert (found.verdict, found.form, found.reference) == ("right", "gpumode", "reference.py")
@@ -106,7 +107,7 @@ def test_the_check_of_the_form_counts_too(judged):
 
 
 @pytest.mark.parametrize(
-    ("says", "verdict"), [("''", "right"), ("True", "right"), ("False", "wrong"), ("'no'", "wrong")]
+    ("says", "verdict"), [("''", "right"), rare("True", "right"), ("False", "wrong"), ("'no'", "wrong")]
 )
 def test_what_checks_give(judged, says, verdict):
     check = f"def check_implementation(data, output):\n    return {says}\n"

@@ -8,6 +8,7 @@ import pytest
 
 from harness import intact
 from harness.errors import UsageError
+from tests.rare import rare
 
 REFERENCE = """
 import torch
@@ -89,6 +90,7 @@ def test_one_file_could_bend_its_reference(judged):
     found = judged(pair("x * 2", "x + x"))
     assert found.verdict == "right"
     assert found.notes[0].startswith("The reference stands in the candidate's own file, which could bend it")
+    assert "same for other inputs" not in found.line
 
 
 def test_a_batch_that_is_hard_coded(judged):
@@ -192,7 +194,7 @@ def test_inputs_that_nothing_could_be_judged_by(judged, inputs, said):
 
 
 @pytest.mark.parametrize(
-    "drawn", ["numpy.random.rand(6, 64)", "[[random.random() for _ in range(64)] for _ in range(6)]"]
+    "drawn", ["numpy.random.rand(6, 64)", rare("[[random.random() for _ in range(64)] for _ in range(6)]")]
 )
 def test_inputs_may_be_drawn_by_numpy_and_by_python(judged, drawn):
     text = pair("x * 2", "x + x").replace("torch.rand(6, 64)", f"torch.tensor({drawn})")
@@ -204,19 +206,25 @@ def test_outputs_that_depend_on_no_input_are_told(judged):
     assert found.verdict == "right"
     assert found.line.endswith("; the reference gives the same for other inputs")
     assert "The reference gives the same outputs for other inputs, so a constant is right here." in found.notes
-    assert "same for other inputs" not in judged(pair("x * 2", "x + x")).line
 
 
-def test_outputs_in_another_order_in_memory_are_told(judged):
+@pytest.mark.parametrize(
+    ("body", "new", "told"),
+    [
+        ("x.t().contiguous()", "x.clone().t()", True),
+        # test_reference_op.py has that nothing is noted of these.
+        rare("x.clone().t()", "x.clone().t()", False),
+        rare("x.clone().t()", "x.t().clone(memory_format=torch.contiguous_format)", False),
+    ],
+)
+def test_outputs_in_another_order_in_memory_are_told(judged, body, new, told):
     said = "; its outputs lie in memory in another order than the reference's"
-    found = judged(pair("x.t().contiguous()", "x.clone().t()"))
-    assert (found.verdict, found.line.endswith(said)) == ("right", True)
-    for body, new in (("x.clone().t()", "x.clone().t()"), ("x.clone().t()", "x.t().contiguous()")):
-        assert said not in judged(pair(body, new)).line
+    found = judged(pair(body, new))
+    assert (found.verdict, found.line.endswith(said)) == ("right", told)
 
 
 @pytest.mark.usefixtures("functions_noted")
-@pytest.mark.parametrize("setting", ["fp32_precision = 'tf32'", "allow_tf32 = True"])
+@pytest.mark.parametrize("setting", ["fp32_precision = 'tf32'", rare("allow_tf32 = True")])
 def test_a_candidate_may_allow_tf32_in_either_way(judged, setting):
     text = pair("x @ x.t()", "x @ x.t()").replace(
         "class ModelNew", f"torch.backends.cuda.matmul.{setting}\nclass ModelNew"

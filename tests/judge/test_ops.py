@@ -10,12 +10,13 @@ from harness.errors import UsageError
 from harness.judge import Asked
 from harness.judge.procedure import _settings
 from harness.ops import find
+from tests.rare import rare
 
 RETURNS = "def double(x):\n    return x + x\n"
 WRITES = "def double(x, y):\n    y.copy_(x + x)\n"
 
 
-@pytest.mark.parametrize("text", [RETURNS, WRITES, "def double(anything):\n    return 2 * anything\n"])
+@pytest.mark.parametrize("text", [RETURNS, WRITES, rare("def double(anything):\n    return 2 * anything\n")])
 def test_a_function_that_is_right(doubling, text):
     found = doubling(text, dtypes=("float32",))
     assert (found.verdict, found.code) == ("right", 0)
@@ -92,8 +93,12 @@ def test_the_sizes_of_its_own_must_not_be_declined(doubling):
 
 
 def test_the_seed_draws_the_sizes(doubling):
-    first, again, other = (doubling(RETURNS, seed=seed, dtypes=("float32",)).checked for seed in (5, 5, 6))
-    assert first == again != other
+    """The first of them is where this candidate is wrong, which ends its judgement; test_sizes.py has more sizes."""
+    text = "def double(x):\n    return x * 2 if x.shape == (8, 24) else x\n"
+    first, again, other = (doubling(text, seed=seed, dtypes=("float32",)).checked for seed in (5, 5, 6))
+    assert [one.sizes for one in first] == ["given", "unseen"]
+    assert first == again
+    assert first[1].case != other[1].case
 
 
 def test_a_gate_for_speed_is_sure_before_it_fails(doubling):

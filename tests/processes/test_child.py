@@ -54,22 +54,29 @@ class Bare:
         self._replies.close()
 
 
-def test_a_variant_that_calls_sys_exit_has_crashed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its exit code the process would end as one that was told to."""
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    # With its exit code the process would end as one that was told to.
+    [(lambda: sys.exit(0), "SystemExit: 0"), (lambda: 1 / 0, "ZeroDivisionError: division by zero")],
+)
+def test_a_process_leaves_after_what_a_variant_raises(
+    capsys: pytest.CaptureFixture[str], ends: Callable[[], object], error: str
+) -> None:
     case = Case("fault", "quits", "float32", (("N", 8),), device="cpu")
     said: list[messages.Reply] = []
 
     class Quitting:
         def answer(self, _: messages.Question) -> messages.Reply:
-            sys.exit(0)
+            ends()
+            raise AssertionError("the variant has returned")
 
     with pytest.raises(SystemExit) as caught:
         child._serve(Quitting(), messages.Measure(Job(case)), said.append)
     assert caught.value.code == 1
     [measured] = said
     assert (measured.leaving, measured.measurement.status) == (True, "crashed")
-    assert "SystemExit: 0" in measured.measurement.error
-    assert "sys.exit(0)" in capsys.readouterr().err
+    assert error in measured.measurement.error
+    assert error in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +133,7 @@ def test_a_process_measures_one_question_after_the_other(worker: Bare, job: Call
     assert again.limits.end
 
 
+@pytest.mark.slow  # the first test has that it leaves
 def test_a_process_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
     assert worker.hear() == READY
@@ -189,8 +197,7 @@ def test_a_file_that_asks_for_nothing_on_this_device_is_one_that_it_can_load(tmp
     assert (answer.files, answer.scenarios, answer.checks) == (((), None), ((), ()), ())
 
 
-@pytest.mark.cold
-def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
+def test_a_process_that_is_ready_has_left_the_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
     program = (
         "import os, sys\n"
@@ -202,7 +209,9 @@ def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
         "opened = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]\n"
         "sys.exit(torch.cuda.is_initialized() or any('nvidia' in name for name in opened))"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    subprocess.run([sys.executable, tmp_path / "program.py"], check=True)
 
 
 def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) -> None:

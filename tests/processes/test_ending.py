@@ -18,11 +18,8 @@ from harness.processes.ending import Ending
 ROOT = Path(__file__).parents[2]
 STARTS = """
 import os, subprocess, sys, time
-from harness.ops import Op
-OP = Op('mine', 'y = x', {'N': 'elements'}, reference=lambda ctx, t: {})
-OP.variant('one', 'one', devices=('any',))(lambda ctx: None)
 SLEEP = [sys.executable, '-c', 'import time; time.sleep(600)']
-if '--replies' in sys.argv:
+def starts():
     plain = subprocess.Popen(SLEEP)
     own_session = subprocess.Popen(SLEEP, start_new_session=True, env={}, cwd='/')
     if not os.fork():  # a daemon: it has a session of its own, and no parent
@@ -39,24 +36,38 @@ if '--replies' in sys.argv:
     os.rename('numbers.tmp', 'numbers')
     time.sleep(600)
 """
-"""A plug-in that starts processes where it is to be measured, and hangs there."""
-
-
-@pytest.mark.cold
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of processes that have left their group")
-@pytest.mark.parametrize(
-    "signals",
-    # That one signal is heard as another one is, the next test has.
-    [[signal.SIGINT] * 2, *(pytest.param([one], marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGHUP))],
-    ids=str,
+"""Starts processes, and hangs."""
+COMMAND = (
+    STARTS
+    + """
+from harness.processes.ending import Ending
+with Ending():
+    starts()
+"""
 )
-def test_nothing_goes_on_after_a_signal(
-    tmp_path: Path, watched: Callable[[int], Callable[..., bool]], signals: list[signal.Signals]
-) -> None:
-    (tmp_path / "mine.py").write_text(STARTS)
-    command = [sys.executable, "-m", "harness", "check", "--ops=mine.py", "--device=cpu"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        numbers = tmp_path / "numbers"
+PLUGIN = (
+    STARTS
+    + """
+from harness.ops import Op
+OP = Op('mine', 'y = x', {'N': 'elements'}, reference=lambda ctx, t: {})
+OP.variant('one', 'one', devices=('any',))(lambda ctx: None)
+if '--replies' in sys.argv:
+    starts()
+"""
+)
+"""A plug-in that starts processes where it is to be measured."""
+
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere nothing tells of processes that have left their group"
+)
+
+
+def ended_by(
+    signals: list[signal.Signals], command: list[str], folder: Path, watched: Callable[[int], Callable[..., bool]]
+) -> tuple[int, bytes]:
+    """The exit status of a command and what it said, after signals. All that it has started has ended, too."""
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        numbers = folder / "numbers"
         while not numbers.exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -64,10 +75,32 @@ def test_nothing_goes_on_after_a_signal(
         for number in signals:
             process.send_signal(number)
         _, said = process.communicate()
-    assert process.returncode == 128 + signals[0]
-    assert b"Traceback" not in said
     # Killed before the command has ended; the kernel may take a moment.
     assert all(one(60.0) for one in ended)
+    return process.returncode, said
+
+
+@pytest.mark.cold
+@on_linux
+def test_all_below_a_command_ends_with_it(
+    tmp_path: Path, watched: Callable[[int], Callable[..., bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert ended_by([signal.SIGTERM], [sys.executable, "-c", COMMAND], tmp_path, watched) == (143, b"")
+
+
+@pytest.mark.slow  # the test above has the processes, the next one two signals, cli/test_runs.py a command
+@pytest.mark.cold
+@on_linux
+@pytest.mark.parametrize("signals", [[signal.SIGINT] * 2, [signal.SIGTERM], [signal.SIGHUP]], ids=str)
+def test_nothing_goes_on_after_a_signal(
+    tmp_path: Path, watched: Callable[[int], Callable[..., bool]], signals: list[signal.Signals]
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    command = [sys.executable, "-m", "harness", "check", "--ops=mine.py", "--device=cpu"]
+    status, said = ended_by(signals, command, tmp_path, watched)
+    assert status == 128 + signals[0]
+    assert b"Traceback" not in said
 
 
 @pytest.fixture

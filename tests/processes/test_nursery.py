@@ -42,6 +42,17 @@ def made() -> Iterator[Nursery]:
         yield one
 
 
+@pytest.fixture
+def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nurseries load nothing that takes seconds: what stands for torch touches no device."""
+    (tmp_path / "hatchery.py").write_text(
+        "import runpy, sys, types\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: False))\n"
+        f"runpy.run_path({hatchery.__file__!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
+
+
 class Asked:
     """A process that is asked for: what it is given, and what it says."""
 
@@ -107,6 +118,7 @@ def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: P
         assert Asked(tmp_path, {**environment, name: "7"}).start(made) is None
 
 
+@pytest.mark.usefixtures("light")
 def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_process(tmp_path: Path) -> None:
     with Nursery(None) as made:
         forked = Asked(tmp_path).start(made)
@@ -123,8 +135,10 @@ def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_proce
     forked.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.usefixtures("light")
 def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Nursery(None) as made:
+        assert Asked(tmp_path).start(made)
         asked = Asked(tmp_path)
         monkeypatch.setattr(nursery, "_parent", lambda _: 1)
         assert asked.start(made) is None

@@ -14,6 +14,7 @@ import pytest
 
 from harness.processes import python, start
 from harness.processes.supervisor import Workers
+from tests.rare import rare
 
 OWN = python.own_root()
 EXECUTED = (
@@ -88,7 +89,7 @@ def test_a_working_folder_that_the_user_names_stays(monkeypatch: pytest.MonkeyPa
     assert imports(python.environment(Path("/base")))["path"] == [str(tmp_path), "/usr/lib/a", None]
 
 
-@pytest.mark.parametrize("pythonpath", [None, "", ":", ":/nowhere"])
+@pytest.mark.parametrize("pythonpath", [None, rare(""), rare(":"), ":/nowhere"])
 def test_a_process_of_ours_executes_nothing_in_the_working_folder(
     trap: Path, monkeypatch: pytest.MonkeyPatch, pythonpath: str | None
 ) -> None:

@@ -31,7 +31,7 @@ elif variant == "alone" and RANK == 1:
     measured("wrong", "y[0] is 1")
 elif variant == "together":
     measured("wrong", "rank 1: y[0] is 1")
-elif variant == "raises" and RANK == 1:
+elif variant == "raises" and RANK == int(os.environ["WORLD_SIZE"]) - 1:
     measured("crashed", "ValueError: no such table", leaving=True)
     sys.exit(1)
 elif variant == "echoed" and RANK == 0:
@@ -46,6 +46,14 @@ elif variant == "greedy" and RANK == 1:
 elif variant == "dies" and RANK == 1:
     sys.stderr.write("assertion failed\\n")
     os.abort()
+elif variant == "exits":
+    os._exit(7)
+elif variant == "is killed":
+    os.kill(os.getpid(), 9)
+elif variant == "forks":
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(3)
 elif variant == "late":
     measured("ok", number=question["number"] - (RANK == 1))
 else:
@@ -77,9 +85,9 @@ Measure = Callable[..., Measurement]
     [
         ("echoed", "crashed", "rank 1: ValueError: no such table"),
         ("wrong", "wrong", "rank 1: y[0] is 1"),
-        ("together", "wrong", "rank 1: y[0] is 1"),
-        ("alone", "wrong", "rank 1: y[0] is 1"),
-        ("raises", "crashed", "rank 1: ValueError: no such table"),
+        rare("together", "wrong", "rank 1: y[0] is 1"),
+        rare("alone", "wrong", "rank 1: y[0] is 1"),
+        rare("raises", "crashed", "rank 1: ValueError: no such table"),
         ("greedy", "out_of_memory", "rank 1: needs 32 PiB"),
     ],
 )
@@ -93,7 +101,7 @@ def test_what_one_rank_reports_is_what_comes_of_the_case(
     assert (found.status, found.error) == (status, error)
 
 
-@pytest.mark.parametrize("variant", ["wrong", "dies", "late", *map(rare, ("together", "alone", "raises", "greedy"))])
+@pytest.mark.parametrize("variant", ["wrong", "dies", *map(rare, ("late", "together", "alone", "raises", "greedy"))])
 def test_after_a_failure_a_team_is_started_anew(measure: Measure, variant: str) -> None:
     first = measure("fine")
     assert measure("fine").error == first.error  # The process's number: one team measures one case after the other.
@@ -169,6 +177,35 @@ def test_a_rank_that_dies_is_named_with_its_last_words(measure: Measure) -> None
     found = measure("dies")
     assert found.status == "crashed"
     assert found.error == "rank 1: killed by signal SIGABRT\nassertion failed"
+
+
+@pytest.mark.parametrize(
+    ("variant", "error"),
+    [
+        ("exits", "ended with exit status 7"),
+        ("is killed", "killed by signal SIGKILL from outside, most likely by the kernel because memory ran out"),
+        ("forks", "ended with exit status 3"),  # the child holds the pipe open
+        ("raises", "ValueError: no such table"),
+    ],
+)
+def test_the_end_of_a_single_process_is_told(measure: Measure, variant: str, error: str) -> None:
+    found = measure(variant, world=1)
+    assert (found.status, found.error) == ("crashed", error)
+    assert measure("fine", world=1).status == "ok"
+
+
+def test_the_last_words_of_a_process_that_does_not_start_are_told(revision: Revision, job: Callable[..., Job]) -> None:
+    root = revision("")
+    (root / "harness" / "processes" / "child.py").write_text(
+        f"import os, sys\nopen({str(root / 'starts')!r}, 'a').write('x')\n"
+        "sys.stderr.write('libfrob.so: undefined symbol\\n'); sys.stderr.flush(); os._exit(5)\n"
+    )
+    with (
+        Workers("cpu", root=root) as made,
+        pytest.raises(MachineError, match=r"doesn't start: ended with exit status 5\nlibfrob\.so: undefined symbol"),
+    ):
+        made.measure(job("fine"))
+    assert (root / "starts").read_text() == "xx"
 
 
 def test_all_ranks_are_told_to_end_before_any_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

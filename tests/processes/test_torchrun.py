@@ -104,19 +104,19 @@ def test_a_rank_that_a_keeper_has_may_die_or_hang_and_the_next_case_is_right(
 
 
 def test_ranks_on_two_hosts_have_the_devices_of_their_host(root: Path, job: Callable[..., Job]) -> None:
-    """Two hosts of four: six ranks are four on the first and two on the second."""
-    first = replace(place(8, root), one_host=False, address="localhost")
-    places = [replace(first, rank=rank, local_rank=rank % 4, host=rank // 4) for rank in range(1, 8)]
+    """Two hosts of two: three ranks are two on the first and one on the second."""
+    first = replace(place(4, root), one_host=False, address="localhost")
+    places = [replace(first, rank=rank, local_rank=rank % 2, host=rank // 2) for rank in range(1, 4)]
     keepers = [threading.Thread(target=keep, args=[one]) for one in places]
     for one in keepers:
         one.start()
     with torchrun.joined(first), Workers("cpu", root=root) as workers:
-        for world in (8, 6, 4):
+        for world in (4, 3, 2):
             asked = job("fine")
             assert workers.measure(replace(asked, case=replace(asked.case, world=world))).status == "ok"
             told = [(root / f"fine-{rank}").read_text() for rank in range(world)]
-            address = "127.0.0.1" if world == 4 else "localhost"
-            assert told == [f"{rank % 4} {min(4, world - rank // 4 * 4)} {world} {address}" for rank in range(world)]
+            address = "127.0.0.1" if world == 2 else "localhost"
+            assert told == [f"{rank % 2} {min(2, world - rank // 2 * 2)} {world} {address}" for rank in range(world)]
     for one in keepers:
         one.join(10)
     assert not any(one.is_alive() for one in keepers)

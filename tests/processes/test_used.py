@@ -1,11 +1,12 @@
-"""Which files of a folder a process uses. Each test has a process of its own: an audit hook can't be taken back."""
+"""Which files of a folder a process uses. Each test has a forked process: an audit hook can't be taken back."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,53 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 from harness.processes.used import UsedFiles
-top = Path(sys.argv[1])
-os.chdir(top)
-sys.path[:0] = [str(top), str(top / "src")]
-import early
-watch = UsedFiles([top])
-exec(sys.argv[2])
-print(json.dumps([path for path, digest in watch.so_far() if len(digest) == 64]))
+for line in sys.stdin:
+    folder, code, digits, variables = json.loads(line)
+    if os.fork():
+        if os.wait()[1]:
+            print("null", flush=True)
+        continue
+    os.environ.update(variables)
+    top = Path(folder)
+    os.chdir(top)
+    sys.path[:0] = [str(top), str(top / "src")]
+    import early
+    watch = UsedFiles([top])
+    exec(code)
+    print(json.dumps([path for path, digest in watch.so_far() if len(digest) == digits]), flush=True)
+    os._exit(0)
 """
+Asking = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Asking]:
+    """ask(top, code, digits): files that the code uses, after `early` was imported, whose digests have so many digits.
+
+    They are relative to the top where they lie below.
+    """
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        asked, answers = process.stdin, process.stdout
+
+        def ask(top: Path, code: str, digits: int, **variables: str) -> list[str]:
+            asked.write(json.dumps([str(top), code, digits, variables]) + "\n")
+            asked.flush()
+            found = json.loads(answers.readline())
+            assert found is not None, "the code has raised"
+            return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in found]
+
+        yield ask
+        asked.close()
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def used_by(ask: Asking) -> Asking:
+    """used_by(top, code): files that the code uses, with their digests."""
+    return partial(ask, digits=64)
 
 
 @pytest.fixture
@@ -34,19 +74,6 @@ def top(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     return tmp_path
-
-
-def used_by(top: Path, code: str, **variables: str) -> list[str]:
-    """Files that the code uses, after `early` was imported; relative to the top where they lie below."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(top), code],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize(
@@ -72,11 +99,11 @@ def used_by(top: Path, code: str, **variables: str) -> list[str]:
         ),
     ],
 )
-def test_modules_and_files_of_the_folder_are_told(top: Path, code: str, more: list[str]) -> None:
+def test_modules_and_files_of_the_folder_are_told(used_by: Asking, top: Path, code: str, more: list[str]) -> None:
     assert used_by(top, code) == sorted(["early.py", *more])
 
 
-def test_a_python_in_the_folder_and_the_cache_do_not_count(top: Path) -> None:
+def test_a_python_in_the_folder_and_the_cache_do_not_count(used_by: Asking, top: Path) -> None:
     code = (
         "import sysconfig; from harness import paths\n"
         "(top / 'venv').mkdir(); (top / 'venv' / 'dep.py').touch(); (top / 'cache').mkdir(); "
@@ -87,7 +114,7 @@ def test_a_python_in_the_folder_and_the_cache_do_not_count(top: Path) -> None:
     assert used_by(top, code) == ["early.py"]
 
 
-def test_a_repository_below_the_folder_of_a_python_counts(top: Path) -> None:
+def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: Path) -> None:
     """As in a container where Python lies in /usr and the repository in /usr/src/app."""
     assert used_by(top, "sys.prefix = sys.base_prefix = str(top.parent); import late") == ["early.py", "late.py"]
 
@@ -97,7 +124,7 @@ def test_a_repository_below_the_folder_of_a_python_counts(top: Path) -> None:
     [("by name", "mykern"), ("by name", "late"), ("by name", "company.kernels"), ("by pip", "mykern_cuda")],
 )
 def test_a_module_that_was_installed_from_the_folder_is_told(
-    top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str
 ) -> None:
     """It lies among the packages of this Python, beside other packages, of which none counts."""
     site = tmp_path_factory.mktemp("site") / "site-packages"
@@ -134,7 +161,7 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
     ],
 )
 def test_files_outside_and_what_commands_name_are_told(
-    top: Path, tmp_path_factory: pytest.TempPathFactory, code: str, more: list[str]
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, code: str, more: list[str]
 ) -> None:
     """As an artefact that is kept by its name, and a source that a compiler gets."""
     outside = tmp_path_factory.mktemp("kept") / "fast.so"
@@ -144,7 +171,7 @@ def test_files_outside_and_what_commands_name_are_told(
 
 
 def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
-    top: Path, tmp_path_factory: pytest.TempPathFactory
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Software that is installed for all, and what was compiled by its content. What is kept by its name counts."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -178,14 +205,16 @@ def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
 
 
 def test_a_variable_that_names_everything_leaves_nothing_out(
-    top: Path, tmp_path_factory: pytest.TempPathFactory
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outside = tmp_path_factory.mktemp("kept") / "fast.so"
     outside.write_text("")
     assert str(outside) in used_by(top, f"open({str(outside)!r}).read()", CUDA_HOME="/", CUDA_PATH="")
 
 
-def test_a_library_that_another_library_needs_is_told(top: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_library_that_another_library_needs_is_told(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Nobody but the loader of libraries opens it. What is loaded before the code that is measured doesn't count."""
     outside = tmp_path_factory.mktemp("libraries")
     (outside / "first.so").write_text("x")
@@ -205,7 +234,9 @@ def test_a_library_that_another_library_needs_is_told(top: Path, tmp_path_factor
     assert str(outside / "first.so") not in found
 
 
-def test_what_the_code_asks_about_is_told_without_a_digest(top: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_the_code_asks_about_is_told_without_a_digest(
+    ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A file that decides by its presence, or by its mode. The functions of `os` can do what they could."""
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     code = (
@@ -213,10 +244,6 @@ def test_what_the_code_asks_about_is_told_without_a_digest(top: Path, tmp_path_f
         "os.stat(0); os.stat('early.py', dir_fd=os.open('.', 0))\n"
         "shutil.copy2('lib.so', 'copy.so', follow_symlinks=False)"
     )
-    program = PROGRAM.replace("if len(digest) == 64", "if not digest")
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(top), code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    asked = {str(Path(file).relative_to(top)) for file in json.loads(done.stdout)}
+    asked = {*ask(top, code, 0)}
     assert {"use_slow", "kernel.cu"} <= asked
     assert not asked & {"src/__init__.py", "src/company/__init__.py"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import source
 from harness.gate import left_behind
 from harness.gate.worktree import Repository
 from tests.gate.foreign import git, write
@@ -19,6 +20,7 @@ BOTH_SIDES = Path(__file__).with_name("both_sides.py")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(source, "_PACKAGE", tmp_path / "package")  # as both_sides.py does it
     return tmp_path / "cache"
 
 

@@ -16,12 +16,22 @@ from harness.errors import CompileError
 
 PRELU = paths.data("kernels") / "activation" / "prelu.cu"
 MACROS = {"SCALAR": "__half"}
+SMALL = 'extern "C" __global__ void k(int* p) { *p = 1; }'
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The sources that were compiled, by what stands in for the compiler and gives each the same code."""
+    files: list[Path] = []
+    code = b"\x7fELF" + bytes(range(256)) * 8
+    monkeypatch.setattr("harness.cuda.compile.compile_verbose", lambda file, *_: files.append(file) or (code, ""))
+    return files
 
 
 def entries(cache: Path) -> list[Path]:
@@ -57,22 +67,20 @@ def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
     ],
     ids=["empty", "shorter than a hash", "only a hash", "cut", "zeros", "longer", "of an older harness", "no code"],
 )
-def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, spoiled):
+def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, compiled, spoiled):
     source = tmp_path / "k.cu"
-    source.write_text('extern "C" __global__ void k(int* p) { *p = 1; }')
+    source.write_text(SMALL)
     first = cubin(source, {}, "sm_90")
     [entry] = entries(cache)
     whole = entry.read_bytes()
     entry.write_bytes(spoiled(whole))
     assert cubin(source, {}, "sm_90") == first
+    assert len(compiled) == 2
     [entry] = entries(cache)
     assert entry.read_bytes() == whole
 
 
-SMALL = 'extern "C" __global__ void k(int* p) { *p = 1; }'
-
-
-def test_kernels_of_strangers_are_not_loaded(cache, tmp_path):
+def test_kernels_of_strangers_are_not_loaded(cache, tmp_path, compiled):
     """An entry whose hash is right, in a folder that others can write, or in a file that others can write."""
     source = tmp_path / "k.cu"
     source.write_text(SMALL)
@@ -85,6 +93,7 @@ def test_kernels_of_strangers_are_not_loaded(cache, tmp_path):
         spoiled.chmod(0o777)
         assert cubin(source, {}, "sm_90") == code
         spoiled.chmod(0o700)
+    assert len(compiled) == 4
 
 
 @pytest.mark.parametrize("chosen", ["/proc/none", "/dev/null/below"])
@@ -95,6 +104,7 @@ def test_without_a_cache_folder_kernels_are_compiled(tmp_path, monkeypatch, chos
     assert cubin(source, {}, "sm_90") == cubin(source, {}, "sm_90")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_content_options_and_architecture_make_the_key(cache, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text('extern "C" __global__ void k(int* p) { *p = VALUE; }')

@@ -30,7 +30,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The sources that were compiled, by what stands in for the compiler and gives each the same code."""
     files: list[Path] = []
     code = b"\x7fELF" + bytes(range(256)) * 8
-    monkeypatch.setattr("harness.cuda.compile.compile_verbose", lambda file, *_: files.append(file) or (code, ""))
+
+    def compile_verbose(file: Path, *_: object) -> tuple[bytes, str]:
+        files.append(file)
+        return code, ""
+
+    monkeypatch.setattr("harness.cuda.compile.compile_verbose", compile_verbose)
     return files
 
 

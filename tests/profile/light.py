@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHON = (sys._base_executable, "-S")
+PYTHON = (sys._base_executable, "-S")  # type: ignore[attr-defined]
 TARGET = (*PYTHON, str(HERE / "light_target.py"))
 """Stands in for the process that runs cases under a tool."""
 NCU = (*PYTHON, str(HERE / "fake_ncu.py"))

@@ -22,6 +22,9 @@ class SmallCpu(Cpu):
     cache_bytes = 2**10
 
 
+pytestmark = pytest.mark.usefixtures("short_timing")
+
+
 @pytest.fixture(scope="module")
 def measured() -> Any:
     ops = Catalogue([PLUGIN])

@@ -98,7 +98,7 @@ class FakeDevice(Cpu):
         return lambda: lambda times: times * (1e-6 + sent / 1e9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured() -> Limits:
     return limits.measure(FakeDevice(), Needs())
 

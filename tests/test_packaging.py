@@ -13,10 +13,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness import __version__
+from harness import __version__, scenario
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,6 +27,12 @@ PINS = {
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 }
 DECLARED = [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]
+
+
+AROUND = {"LICENSE", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt", "pyproject.toml"}
+"""Files that are shipped beside folders."""
+whole = pytest.mark.slow
+"""Builds both. test_all_files_are_shipped has their files, test_instrument_alone.py a wheel that is built."""
 
 
 @pytest.mark.parametrize("line", DECLARED)
@@ -62,6 +70,33 @@ def shipped(*folders: str) -> set[str]:
     }
 
 
+@pytest.mark.parametrize(
+    ("builder", "folders", "bundled", "files"),
+    [
+        (WheelBuilder, ["harness"], ["kernels", "plans", "scenarios"], set()),
+        (SdistBuilder, ["examples", "harness", "kernels", "scenarios", "scripts", "tests"], [], AROUND),
+    ],
+    ids=["wheel", "sdist"],
+)
+def test_all_files_are_shipped(
+    builder: type[WheelBuilder | SdistBuilder], folders: list[str], bundled: list[str], files: set[str]
+) -> None:
+    """What is built from the tree, without building it."""
+    made_of = {file.distribution_path for file in builder(str(ROOT)).recurse_included_files()}
+    data = {f"harness/_data/{name}" for name in shipped(*bundled)}
+    assert files | shipped(*folders) | data <= made_of
+    assert any(name.startswith("tests/") for name in made_of) == ("tests" in folders)
+
+
+def test_scenarios_that_an_installed_package_brings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.paths._PACKAGE", tmp_path / "harness")
+    bundled = tmp_path / "harness" / "_data" / "scenarios" / "brought.yaml"
+    bundled.parent.mkdir(parents=True)
+    bundled.write_text("title: Brought\n")
+    assert scenario.find(["brought"]) == [bundled]
+
+
+@whole
 def test_the_wheel_carries_kernels_scenarios_schema_and_templates(built: Path) -> None:
     with zipfile.ZipFile(built / f"gpu_bench_harness-{__version__}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
@@ -72,13 +107,14 @@ def test_the_wheel_carries_kernels_scenarios_schema_and_templates(built: Path) -
     assert not any(name.startswith("tests") for name in names)
 
 
+@whole
 def test_the_sdist_has_all_that_it_takes_to_build_and_test(built: Path) -> None:
     with tarfile.open(built / f"gpu_bench_harness-{__version__}.tar.gz") as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    files = {"LICENSE", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt", "pyproject.toml"}
-    assert files | shipped("examples", "harness", "kernels", "scenarios", "scripts", "tests") <= names
+    assert AROUND | shipped("examples", "harness", "kernels", "scenarios", "scripts", "tests") <= names
 
 
+@whole
 def test_an_installed_harness_finds_its_scenarios_without_a_checkout(built: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -20,6 +20,7 @@ from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.rotation import Call
 
 PASSES = 3
+pytestmark = pytest.mark.usefixtures("one_thread", "short_timing")
 CASE = Case("twice", "candidate", "float32", (("N", 4096),), device="cpu")
 
 
@@ -75,14 +76,12 @@ def measured(
     return measure(Job(replace(CASE, cache=cache), Timing(max_time=0.05)), sheet, device or Graphs())
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_outputs_of_a_graph_are_looked_at_where_the_graph_left_them():
     """Calls that are made after the capture return tensors of their own."""
     found = measured(lambda t: t.x * 2, returns=True)
     assert (found.status, found.error, found.timer) == ("ok", None, "graph")
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_a_variant_may_be_in_any_mode_of_torch(mode):
     weight = torch.full((), 2.0, requires_grad=True)
@@ -95,7 +94,6 @@ def test_a_variant_may_be_in_any_mode_of_torch(mode):
     assert (found.status, found.error) == ("ok", None)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_results_that_a_graph_keeps_are_found():
     kept: list[torch.Tensor] = []
 
@@ -107,7 +105,6 @@ def test_results_that_a_graph_keeps_are_found():
     assert measured(launch, returns=True).status == "wrong"
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_calls_that_go_on_from_the_last_one_are_followed(cache):
     """Also where all calls are on a single set of buffers."""
@@ -115,7 +112,6 @@ def test_calls_that_go_on_from_the_last_one_are_followed(cache):
     assert (found.status, found.error) == ("ok", None)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("skipped", [0, 1, PASSES - 1])
 def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
     """Each replay has as many calls on a set; one of them is left out, from the second replay on."""
@@ -131,7 +127,6 @@ def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
     assert "(found in the timed calls" in found.error
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_call_that_is_always_wrong_after_others_on_the_same_buffers_is_found():
     """Another set, which gets as many calls, has the same values then."""
     made: dict[int, int] = {}
@@ -146,7 +141,6 @@ def test_a_call_that_is_always_wrong_after_others_on_the_same_buffers_is_found()
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.usefixtures("one_thread")
 def test_work_that_is_done_after_the_call_is_found(every):
     """The first call is right, since its outputs are looked at when the device has done all that there is.
 
@@ -173,7 +167,6 @@ def test_work_that_is_done_after_the_call_is_found(every):
     assert "outputs change after the call has returned" in found.error
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("shares", [False, True])
 def test_calls_of_a_graph_that_share_their_work_are_found(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
     """Each set is called several times while the graph is made. Work is told by a clock of its own, 100 us a call."""
@@ -224,7 +217,6 @@ def test_a_call_knows_what_it_returned_last():
     assert (call(), call.returned) == (2, 2)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("fault", "told"), [("input", "the input x was changed"), ("type", "float64")])
 def test_a_late_change_of_an_input_or_of_the_result_s_form_is_found(monkeypatch, fault, told):
     """Until the samples are taken all calls are right."""

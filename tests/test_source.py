@@ -13,6 +13,7 @@ import harness
 from harness import paths, source
 from harness.model import Code
 from harness.ops import Catalogue
+from tests.rare import rare
 
 ROOT = Path(harness.__file__).parents[1]
 
@@ -211,12 +212,12 @@ STEPS |= {
             },
         ),
         ("harness/collection/models/swin.py", STEPS),
-        ("harness/collection/nn/_scaler.py", STEPS),
-        ("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
-        ("harness/collection/models/sizes.py", STEPS),
+        rare("harness/collection/nn/_scaler.py", STEPS),
+        rare("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
+        rare("harness/collection/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
-        ("harness/ops/sheet.py", EVERY),
-        ("harness/devices/cuda.py", EVERY),
+        rare("harness/ops/sheet.py", EVERY),
+        rare("harness/devices/cuda.py", EVERY),
         ("harness/report/tree.py", set()),
         ("harness/metrics.py", set()),
         ("harness/gate/records.py", set()),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,27 @@ from harness.errors import CompileError
 
 PRELU = paths.data("kernels") / "activation" / "prelu.cu"
 MACROS = {"SCALAR": "__half"}
+SMALL = 'extern "C" __global__ void k(int* p) { *p = 1; }'
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The sources that were compiled, by what stands in for the compiler and gives each the same code."""
+    files: list[Path] = []
+    code = b"\x7fELF" + bytes(range(256)) * 8
+
+    def compile_verbose(file: Path, *_: object) -> tuple[bytes, str]:
+        files.append(file)
+        return code, ""
+
+    monkeypatch.setattr("harness.cuda.compile.compile_verbose", compile_verbose)
+    return files
 
 
 def entries(cache: Path) -> list[Path]:
@@ -56,22 +72,20 @@ def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
     ],
     ids=["empty", "shorter than a hash", "only a hash", "cut", "zeros", "longer", "of an older harness", "no code"],
 )
-def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, spoiled):
+def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, compiled, spoiled):
     source = tmp_path / "k.cu"
-    source.write_text('extern "C" __global__ void k(int* p) { *p = 1; }')
+    source.write_text(SMALL)
     first = cubin(source, {}, "sm_90")
     [entry] = entries(cache)
     whole = entry.read_bytes()
     entry.write_bytes(spoiled(whole))
     assert cubin(source, {}, "sm_90") == first
+    assert len(compiled) == 2
     [entry] = entries(cache)
     assert entry.read_bytes() == whole
 
 
-SMALL = 'extern "C" __global__ void k(int* p) { *p = 1; }'
-
-
-def test_kernels_of_strangers_are_not_loaded(cache, tmp_path):
+def test_kernels_of_strangers_are_not_loaded(cache, tmp_path, compiled):
     """An entry whose hash is right, in a folder that others can write, or in a file that others can write."""
     source = tmp_path / "k.cu"
     source.write_text(SMALL)
@@ -84,6 +98,7 @@ def test_kernels_of_strangers_are_not_loaded(cache, tmp_path):
         spoiled.chmod(0o777)
         assert cubin(source, {}, "sm_90") == code
         spoiled.chmod(0o700)
+    assert len(compiled) == 4
 
 
 @pytest.mark.parametrize("chosen", ["/proc/none", "/dev/null/below"])
@@ -94,6 +109,7 @@ def test_without_a_cache_folder_kernels_are_compiled(tmp_path, monkeypatch, chos
     assert cubin(source, {}, "sm_90") == cubin(source, {}, "sm_90")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_content_options_and_architecture_make_the_key(cache, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text('extern "C" __global__ void k(int* p) { *p = VALUE; }')
@@ -117,14 +133,18 @@ def test_a_changed_header_is_noticed(cache, tmp_path, name):
     assert cubin(source, {}, "sm_90") != before
 
 
-def _compile(_: int) -> bytes:
-    return cubin(PRELU, MACROS, "sm_90")
-
-
-def test_processes_may_share_the_cache(cache):
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        codes = set(pool.map(_compile, range(8)))
-    assert len(codes) == 1
+def test_processes_may_share_the_cache(cache, tmp_path):
+    script = tmp_path / "four.py"
+    script.write_text(
+        "import hashlib, sys\nfrom pathlib import Path\nfrom harness.cuda.compile import cubin\n"
+        f"codes = [cubin(Path({str(PRELU)!r}), {MACROS}, 'sm_90') for _ in range(4)]\n"
+        "print(*(hashlib.sha256(code).hexdigest() for code in codes))\n"
+    )
+    command = [sys.executable, str(script)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    codes = [process.communicate()[0].split() for process in started]
+    assert [len(found) for found in codes] == [4, 4]
+    assert len({code for found in codes for code in found}) == 1
     assert len(entries(cache)) == 1
 
 

@@ -8,6 +8,7 @@ import sysconfig
 
 import pytest
 
+from harness import paths
 from harness.cuda import launch, native
 from harness.devices import _software
 from harness.errors import MachineError
@@ -19,6 +20,14 @@ def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     return tmp_path / "native"
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The library, compiled once for all tests that need one, or its name."""
+    native.built()
+    (file,) = (paths.cache() / "native").glob("launcher-*.so")
+    return file
 
 
 def test_it_is_compiled_once(empty_cache, monkeypatch):
@@ -54,27 +63,24 @@ def test_what_is_missing_is_said(empty_cache, monkeypatch):
     assert caught.value.advice == "install them: apt-get install python3-dev"
 
 
-def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache, monkeypatch):
-    native.built()
-    (whole,) = empty_cache.iterdir()
-    monkeypatch.setenv("HARNESS_CACHE", str(empty_cache))
-    library = empty_cache / "native" / whole.name
-    library.parent.mkdir()
-    library.write_bytes(b"")
+def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache, library):
+    empty_cache.mkdir(mode=0o700)
+    cut = empty_cache / library.name
+    cut.write_bytes(b"")
+    cut.chmod(0o700)
     with pytest.raises(MachineError, match="can't be loaded") as caught:
         native.built()
-    assert caught.value.advice == f"remove {library}"
+    assert caught.value.advice == f"remove {cut}"
 
 
-def test_a_library_that_others_can_write_is_compiled_anew(empty_cache):
-    native.built()
-    (library,) = empty_cache.iterdir()
+def test_a_library_that_others_can_write_is_compiled_anew(empty_cache, library):
     assert library.stat().st_mode & 0o077 == 0
-    library.unlink()  # not written over: this process has it loaded
-    library.write_bytes(b"planted")
-    library.chmod(0o666)
+    empty_cache.mkdir(mode=0o700)
+    planted = empty_cache / library.name
+    planted.write_bytes(b"planted")
+    planted.chmod(0o666)
     assert hasattr(native.built(), "Memo")
-    assert library.stat().st_mode & 0o077 == 0
+    assert planted.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("chosen", ["/proc/none", ""])
@@ -180,7 +186,9 @@ def test_a_memo_takes_its_arguments_by_place_and_not_any_number():
         memo(x=1)
 
 
-def test_the_environment_says_which_launcher_there_is(empty_cache, monkeypatch):
+def test_the_environment_says_which_launcher_there_is(empty_cache, library, monkeypatch):
+    empty_cache.mkdir(mode=0o700)
+    shutil.copy(library, empty_cache)
     fact = _software.launcher()
     assert (fact.name, fact.advice) == ("launcher in C", "")
     assert str(empty_cache) in fact.value

@@ -316,19 +316,20 @@ def _named(bar: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "model", ["steady", "outliers", *map(rare, ("slow", "heavy", "bimodal", "drifting", "ordered"))]
+    "model", ["steady", *map(rare, ("outliers", "slow", "heavy", "bimodal", "drifting", "ordered"))]
 )
 def test_errors_are_as_rare_as_asked_for(simulation: ModuleType, model: str) -> None:
     assert missed(simulation, 500, [model]) == set()
 
 
+# The tests of looks, margins, offsets and means fail when one of these is changed.
 @pytest.mark.parametrize(
     ("target", "name", "value", "bars"),
     [
         rare(looks, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03 regressed"}, id="too lenient"),
         rare(Margin, "fail_limit", 0.0, {"steady 0.01 regressed"}, id="tests zero, not the margin"),
         rare(noise_store, "ASSUMED", offsets.Offset(1e-6), {"steady 0.0 run_1"}, id="no offsets"),
-        pytest.param(offsets, "OFFSET_ALPHA", 0.9, {"steady 0.0 run_1"}, id="offsets of one case"),
+        rare(offsets, "OFFSET_ALPHA", 0.9, {"steady 0.0 run_1"}, id="offsets of one case"),
         rare(centre, "LEAST_TRIMMED", math.inf, {"outliers 0.0 run_3", "outliers 0.03 found"}, id="the plain mean"),
     ],
 )
@@ -339,6 +340,7 @@ def test_the_simulation_notices(
     assert missed(simulation, 400, {bar.partition(" ")[0] for bar in bars}) >= bars
 
 
+@pytest.mark.slow  # test_holm_among_suspects has that suspects share the level
 def test_a_dozen_cases_at_the_limit_fail_no_more_often_than_one(
     simulation: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

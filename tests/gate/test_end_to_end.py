@@ -284,6 +284,7 @@ def test_an_op_that_is_gone_fails(compared: Compared) -> None:
     assert "no op is named 'removed'" in compared.done.stdout
 
 
+@pytest.mark.slow  # test_worktree.py has both, cli/test_requests.py the first one
 def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> None:
     unknown = gate("--base=nowhere", "steady", *ON_CPU)
     assert (unknown.returncode, unknown.stdout) == (2, "")

@@ -9,27 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from harness import source
 from harness.gate import left_behind
 from harness.gate.worktree import Repository
 from tests.gate.foreign import git, write
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from harness.gate.worktree import Repository
-
-repository = Repository.find([Path(sys.argv[1]) / "mine.py"])
-with repository.worktree("HEAD", "base") as base, repository.here() as now:
-    print(base.folder, now.home, flush=True)
-    if sys.argv[2] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.stdin.read()
-"""
+BOTH_SIDES = Path(__file__).with_name("both_sides.py")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(source, "_PACKAGE", tmp_path / "package")  # as both_sides.py does it
     return tmp_path / "cache"
 
 
@@ -43,7 +34,7 @@ def repository(folder: Path) -> Path:
 
 def gate(folder: Path, how: str) -> subprocess.Popen[str]:
     """A process that has both sides of a gate; the folders stand on its standard output."""
-    command = [sys.executable, "-c", KILLED, str(folder), how]
+    command = [sys.executable, str(BOTH_SIDES), str(folder), how]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

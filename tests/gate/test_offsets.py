@@ -10,6 +10,7 @@ import pytest
 import scipy  # which imports scipy.stats, a second's work, where it is used
 
 from harness.gate.offsets import ASSUMED, LEAST_BLOCKS, OFFSET_ALPHA, SHARED_BLOCKS, Block, Offset, offsets
+from tests.rare import rare
 
 PAIR = 0.0007
 
@@ -95,7 +96,7 @@ def test_what_is_allowed_grows_with_the_cases_so_that_the_run_errs_as_rarely(fam
     assert ASSUMED.blocks == 0
 
 
-@pytest.mark.parametrize("family", [12, 200])
+@pytest.mark.parametrize("family", [12, rare(200)])
 def test_offsets_of_a_calibrated_machine_make_no_more_than_one_run_in_a_hundred_fail(family: int) -> None:
     draw = np.random.default_rng(17)
     for offset in (0.004, 0.006):

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 CODE = Revision("main", "0" * 40, False, "d" * 64)
 
 
-@pytest.fixture
-def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a submodule that has a submodule, of two commits each; the tag `one` has the first ones."""
-    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
-    inner, outer, root = (tmp_path / name for name in ("inner", "outer", "root"))
+    folder = tmp_path_factory.mktemp("repositories")
+    inner, outer, root = (folder / name for name in ("inner", "outer", "root"))
     for repository in (inner, outer, root):
         repository.mkdir()
         git(repository, "init", "--quiet", "--initial-branch=main")
@@ -47,6 +47,13 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(place / "a.py", "second")
         git(place, "commit", "--quiet", "--all", "--message=second")
     return root
+
+
+@pytest.fixture
+def top(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it that a test may change."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copytree(original, tmp_path / "root"))
 
 
 def test_submodules_have_the_commits_of_the_base(top: Path) -> None:

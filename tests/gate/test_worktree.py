@@ -23,15 +23,14 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
-@pytest.fixture
-def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a harness, in place of the one that runs, and a plug-in of a second commit."""
-    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "checkout"
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a harness, and a plug-in of a second commit."""
+    root = tmp_path_factory.mktemp("first") / "checkout"
     (root / "harness" / "processes").mkdir(parents=True)
     for name in ("__init__", "source", "processes/child"):
         (root / "harness" / f"{name}.py").write_text("first = 1\n")
-    git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
+    git(root.parent, "init", "--quiet", "--initial-branch=main", str(root))
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=first")
     git(root, "tag", "one")
@@ -39,6 +38,14 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "mine.py").write_text("OP = 2\n")
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=second")
+    return root
+
+
+@pytest.fixture
+def top(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, in place of the harness that runs."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    root = Path(shutil.copytree(checkout, tmp_path / "checkout"))
     monkeypatch.setattr(source, "__file__", str(root / "harness" / "source.py"))
     return root
 

@@ -124,6 +124,7 @@ def test_the_nearest_name_is_offered():
         Catalogue()["prelou"]
 
 
+@pytest.mark.slow  # test_layers.py has it of `harness list`
 def test_listing_ops_imports_neither_torch_nor_the_compiler():
     code = "import sys, harness.ops; harness.ops.Catalogue(); print('torch' in sys.modules, 'cuda.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -137,8 +137,9 @@ def long_and_short(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_run_with_whole_ids_has_the_cases_of_one_without_to_compare_and_to_the_gate(
-    long_and_short: tuple[Path, Path], tmp_path: Path
+    long_and_short: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("harness.report.gate.formats.plot.write", lambda *_: [])  # a second for what nobody looks at
     long, short = map(str, long_and_short)
     compared = CliRunner().invoke(app, ["compare", long, short])
     assert compared.exit_code == 0, compared.output

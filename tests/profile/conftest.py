@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.profile.light import NCU
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 @pytest.fixture
 def fake_ncu(on_the_path: Callable[[str, str], Path]) -> Path:
     """`fake_ncu.py` as ncu."""
-    fake = f'exec {sys.executable} -S {Path(__file__).with_name("fake_ncu.py")} "$@"'
+    fake = f'exec {shlex.join(NCU)} "$@"'
     version = "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 1) (public-release)"
     read = 'echo "==PROF== a line ahead of the table"; exec cat "$2"'
     return on_the_path("ncu", f'case "$1" in --version) echo "{version}";; --import) {read};; *) {fake};; esac')

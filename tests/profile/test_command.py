@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from harness.cli import profile, run
 from harness.errors import MachineError, UsageError
 from harness.model import Case, Header, Job, Measurement, Run
 from harness.ops import Catalogue
+from tests.profile.light import TARGET
 
 STORED = Path(__file__).parents[2] / "reports" / "h200" / "ci"
 TUNED = "dropout/tuned/float16/N67108864"
@@ -28,8 +29,7 @@ APP.command(cls=profile.ProfileCommand)(profile.command)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stored run. Its cases run in a process that says how each ended, and does nothing else."""
-    light = [sys.executable, "-S", str(Path(__file__).with_name("light_target.py"))]
-    monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*light, *arguments])
+    monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*TARGET, *arguments])
     monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
     monkeypatch.setattr(profile, "_refuse_another", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
@@ -114,8 +114,7 @@ def test_cases_without_a_time_are_told(folder: Path) -> None:
 
 
 def test_a_tool_that_fails_after_its_cases_is_told(folder: Path, on_the_path: Callable[[str, str], Path]) -> None:
-    light = Path(__file__).with_name("light_target.py")
-    run = f'for last; do :; done; {sys.executable} -S {light} "$last"; echo "==ERROR== ERR_NVGPUCTRPERM"'
+    run = f'for last; do :; done; {shlex.join(TARGET)} "$last"; echo "==ERROR== ERR_NVGPUCTRPERM"'
     on_the_path("ncu", f'case "$1" in --version) echo Version 2025.3;; *) {run};; esac')
     error = profiled("ncu", "--run", folder, "--only", "dropout/*").exception
     assert isinstance(error, MachineError)

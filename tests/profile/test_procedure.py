@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +13,15 @@ from harness.model import Attachment, Case, Job, Timing
 from harness.profile import CALLS, _procedure
 from harness.profile._procedure import profile
 from harness.profile._request import CaseRan
+from tests.profile.light import TARGET
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "faults.py"
-LIGHT = Path(__file__).with_name("light_target.py")
 
 
 @pytest.fixture(autouse=True)
 def light_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that doesn't load torch in place of the one that runs cases: `test_target.py` has that."""
-    monkeypatch.setattr(
-        "harness.processes.python.command", lambda _, arguments: [sys.executable, "-S", str(LIGHT), *arguments]
-    )
+    monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*TARGET, *arguments])
 
 
 def jobs(*variants: str) -> list[Job]:

@@ -233,6 +233,9 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+# test_torchrun_starts_our_script_with_the_users_words has the command, the process of a rank is that of
+# test_only_the_chosen_ranks_are_recorded, and the tests above compare traces.
+@pytest.mark.slow
 def test_the_ranks_of_a_real_program_are_recorded_and_compared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     words = ["torchrun", "--nproc-per-node", "2", str(tmp_path / "train.py"), "0"]

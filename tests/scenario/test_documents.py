@@ -118,6 +118,7 @@ def test_overview_names_the_bundled_scenarios() -> None:
     assert found["quick"] == Overview("quick", "Two small PReLU layers", "prelu", ("quick", "ci"))
 
 
+@pytest.mark.slow  # test_layers.py has it of `harness list`
 def test_overview_and_plan_leave_pydantic_alone() -> None:
     code = "import sys; from harness import scenario; scenario.overview(); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import pytest
 
 from harness.collection.ops.layouts._transpose_plan import THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 from harness.cuda import fast_divisor
+from tests.rare import rare
 
 # Batch, rows, columns, and elements of a cell.
 SHAPES = [
@@ -160,7 +161,7 @@ def transposed(plan, x, x_offset, y_offset):
     return y, written
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [rare(shape) if math.prod(shape) > 50_000 else shape for shape in SHAPES], ids=str)
 @pytest.mark.parametrize("multiprocessors", MULTIPROCESSORS)
 def test_every_element_is_moved_once_and_to_its_place(shape, multiprocessors):
     batch, rows, cols, cell = shape

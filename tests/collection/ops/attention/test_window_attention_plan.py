@@ -146,7 +146,7 @@ def block_items(block, sizes, plan):
         begin = end
 
 
-@pytest.mark.parametrize("shape", PLANNED, ids=str)
+@pytest.mark.parametrize("shape", [rare(one) if one[0] * one[1] > 30_000 else one for one in PLANNED], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("chip", [CHIPS[0], rare(CHIPS[1]), CHIPS[2]], ids=["H200", "A100", "small"])
 def test_blocks_take_each_window_and_head_once(shape, packed, chip):

@@ -257,7 +257,7 @@ def of_registers(plan, x):
 @pytest.mark.parametrize(
     ("itemsize", "shape", "warps_across"),
     [
-        (4, (1, 1024, 2048), 2),
+        rare(4, (1, 1024, 2048), 2),
         (4, (1, 1000, 1000), 2),
         (4, (4, 256, 784), 1),
         (4, (3, 48, 32), 1),

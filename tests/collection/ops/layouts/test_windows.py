@@ -240,7 +240,7 @@ def test_eager_is_the_reference(trial, op, direction, shape):
         assert made.complaint_after_call(lambda t: t.y.view(-1)[-1:].add_(1)) is not None
 
 
-@pytest.mark.parametrize(("op", "direction"), WAYS)
+@pytest.mark.parametrize(("op", "direction"), [WAYS[0], *(rare(*way) for way in WAYS[1:])])
 def test_compile_is_the_reference(trial, op, direction):
     made = trial(op, "compile", "float32", **sizes_of((2, 14, 14, 5, 7, 3)), direction=direction)
     assert made.complaint_after_call() is None

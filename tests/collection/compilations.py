@@ -66,7 +66,7 @@ class Compilation:
         Comments, and the folder of the source, aren't part of it.
         """
         key = hashlib.sha256(repr((sorted(self.macros), self.arch)).encode())
-        for file in (*source._closure(self.file, source._included), Path(compiler.__file__)):
+        for file in (*closure(self.file), Path(compiler.__file__)):
             key.update(contents(file))
         return f"{compiler_version()}-{key.hexdigest()[:16]}"
 
@@ -97,6 +97,12 @@ class Compilation:
         assert may_warn or "warning" not in log, log
         code = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in sections(cubin)}
         return {name: Kernel(**used, code=code[f".text.{name}"]) for name, used in resources(log).items()}
+
+
+@cache
+def closure(file: Path) -> tuple[Path, ...]:
+    """A source, and what it includes."""
+    return tuple(source._closure(file, source._included))
 
 
 @cache

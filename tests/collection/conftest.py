@@ -18,6 +18,7 @@ from harness.collection.ops.dropout._dropout import Keep
 from harness.collection.ops.dropout._philox import numbers
 from harness.model import Case
 from harness.ops import FLOATS, Catalogue, Context, Op, Tensors
+from tests.rare import rare
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +29,9 @@ _ROOM = 64  # elements around a tensor that must stay as they are
 _POISON = 0xA5
 
 
-@pytest.fixture(params=FLOATS)
+@pytest.fixture(params=[rare(name) if name == "bfloat16" else name for name in FLOATS])
 def dtype(request: pytest.FixtureRequest) -> str:
-    """Each type that an element-wise op has, in turn."""
+    """Each type that an element-wise op has, in turn. float16 tells what bfloat16 does, and overflows besides."""
     return str(request.param)
 
 

@@ -10,47 +10,48 @@ from tests.collection.emulation import Gpu, compiler, complaint
 from tests.rare import rare
 
 # (op, dtype, sizes and choices, the kernel that `tuned` launches, elements by which tensors begin past 16 bytes):
-# blocks, lanes of a warp, clusters and rows of odd lengths. Each compilation takes a second, so one or
-# two cases of an op are usual.
+# blocks, lanes of a warp, clusters and rows of odd lengths. Each compilation takes a second, so one or two cases of an
+# op are usual, and `make test` has few: rows that threads share (RMSNorm), packs (SwiGLU), a cluster with bulk copies
+# (cross-entropy), sums of a warp (products of few rows). test_emulated_plans.py has RoPE.
 CASES = [
     rare("add_rms_norm", "bfloat16", {"M": 5, "N": 2048}, "tuned", {}),
     rare("add_rms_norm", "float32", {"M": 3, "N": 256}, "tuned", {}),
-    ("add_rms_norm", "float16", {"M": 2, "N": 65_536}, "tuned", {}),
+    rare("add_rms_norm", "float16", {"M": 2, "N": 65_536}, "tuned", {}),
     rare("add_rms_norm", "bfloat16", {"M": 3, "N": 77}, "two_pass", {}),
     ("add_rms_norm", "bfloat16", {"M": 3, "N": 2048}, "two_pass", {"sum": 1}),
     rare("add_rms_norm_quantize", "bfloat16", {"M": 5, "N": 2048}, "tuned", {}),
-    ("add_rms_norm_quantize", "float32", {"M": 3, "N": 2304, "to": "int8", "scales": "tensor"}, "tuned", {}),
+    rare("add_rms_norm_quantize", "float32", {"M": 3, "N": 2304, "to": "int8", "scales": "tensor"}, "tuned", {}),
     rare("add_rms_norm_quantize", "float16", {"M": 3, "N": 77}, "two_pass", {}),
-    ("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, "tuned", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, "tuned", {}),
     rare("add_rms_norm_grad", "float32", {"M": 7, "N": 14_336}, "tuned", {}),
     rare("add_rms_norm_grad", "float16", {"M": 50, "N": 77}, "dx", {}),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
-    ("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
+    rare("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
     ("swiglu_grad", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
     rare("swiglu_grad", "float16", {"M": 13, "H": 264, "layout": "separate"}, "tuned", {}),
     rare("swiglu_grad", "bfloat16", {"M": 13, "H": 77}, "fused", {}),
-    ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20, "way": "backward"}, "tuned", {}),
+    rare("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20, "way": "backward"}, "tuned", {}),
     rare("rope", "float32", {"T": 7, "Q": 3, "K": 2, "D": 24, "P": 5, "pairs": "interleaved"}, "tuned", {}),
     rare("rope", "float16", {"T": 7, "Q": 3, "K": 1, "D": 6, "P": 5}, "fused", {}),
-    ("cross_entropy", "bfloat16", {"M": 9, "V": 1024}, "tuned", {}),
+    rare("cross_entropy", "bfloat16", {"M": 9, "V": 1024}, "tuned", {}),
     rare("cross_entropy", "float16", {"M": 9, "V": 5}, "online", {}),
     rare("cross_entropy_grad", "bfloat16", {"M": 2, "V": 50_257}, "tuned", {}),
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5}, "tuned", {}),
-    ("cross_entropy_grad", "bfloat16", {"M": 9, "V": 1001}, "fused", {"logits": 1}),
+    rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 1001}, "fused", {"logits": 1}),
     ("cross_entropy_in_place", "bfloat16", {"M": 2, "V": 128_256}, "tuned", {}),
     rare("cross_entropy_in_place", "float32", {"M": 3, "V": 50_257}, "tuned", {}),
     rare("cross_entropy_in_place", "float16", {"M": 9, "V": 1001}, "two_pass", {"logits": 1}),
     rare("embedding_grad", "bfloat16", {"T": 1500, "V": 40, "H": 72}, "rows", {}),
-    ("embedding_grad", "float32", {"T": 1100, "V": 300, "H": 77, "padding": "first"}, "rows", {}),
-    ("linear_few_rows", "bfloat16", {"M": 3, "K": 200, "N": 37, "form": "gates"}, "tuned", {}),
+    rare("embedding_grad", "float32", {"T": 1100, "V": 300, "H": 77, "padding": "first"}, "rows", {}),
+    rare("linear_few_rows", "bfloat16", {"M": 3, "K": 200, "N": 37, "form": "gates"}, "tuned", {}),
     rare("linear_few_rows", "float16", {"M": 20, "K": 1032, "N": 30, "form": "norm"}, "tuned", {}),
     rare("linear_few_rows", "bfloat16", {"M": 1, "K": 2048, "N": 100, "form": "add"}, "tuned", {}),
     rare("linear_few_rows", "bfloat16", {"M": 3, "K": 77, "N": 37, "form": "gates"}, "fused", {}),
     ("linear_few_rows", "bfloat16", {"M": 3, "K": 80, "N": 37, "form": "add"}, "fused", {"weight": 1}),
-    ("qkv_few_rows", "bfloat16", {"M": 9, "E": 96, "H": 4, "G": 2, "D": 24}, "tuned", {}),
+    rare("qkv_few_rows", "bfloat16", {"M": 9, "E": 96, "H": 4, "G": 2, "D": 24}, "tuned", {}),
     rare("qkv_few_rows", "float16", {"M": 3, "E": 33, "H": 3, "G": 1, "D": 10}, "fused", {}),
     rare("decode_attention", "bfloat16", {"B": 1, "H": 4, "G": 2, "T": 1601, "D": 64}, "tuned", {}),
-    ("decode_attention", "bfloat16", {"B": 2, "H": 4, "G": 2, "T": 801, "D": 64}, "tuned", {}),
+    rare("decode_attention", "bfloat16", {"B": 2, "H": 4, "G": 2, "T": 801, "D": 64}, "tuned", {}),
     rare("decode_attention", "float16", {"B": 1, "H": 10, "G": 1, "T": 300, "D": 104}, "tuned", {}),
     rare("decode_attention", "bfloat16", {"B": 2, "H": 6, "G": 3, "T": 33, "D": 77}, "fused", {}),
 ]
@@ -74,7 +75,7 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
 @pytest.mark.parametrize(
     ("op", "values"),
     [
-        ("cross_entropy_in_place", {"M": 2, "V": 40_000}),
+        rare("cross_entropy_in_place", {"M": 2, "V": 40_000}),
         rare("add_rms_norm_grad", {"M": 20, "N": 3080}),
         rare("linear_few_rows", {"M": 9, "K": 2056, "N": 100, "form": "norm"}),
     ],

@@ -11,7 +11,7 @@ from tests.rare import rare
 # (op, dtype, sizes and choices, plans): plans that no rule takes at these sizes. Each compilation takes a second, so
 # few are usual: tests of each op's plan say which elements its threads have, without a compiler.
 CASES = [
-    (
+    rare(
         "nchw_to_nhwc",
         "float16",
         {"N": 2, "C": 144, "H": 16, "W": 17},

@@ -11,66 +11,63 @@ import torch
 from tests.collection import emulation
 from tests.collection.emulation import Gpu, emulated_source, guarded
 
-BARRIER = "__syncthreads();"
+THREADS = 64
+# `waiting`: how many threads wait at the barrier, which all of them have to.
 REVERSED = """
-extern "C" __global__ void reversed(const float* x, float* y, unsigned n) {
+extern "C" __global__ void reversed(const float* x, float* y, unsigned n, unsigned waiting) {
   __shared__ float all[64];
   all[threadIdx.x] = x[threadIdx.x];
-  BARRIER
+  if (threadIdx.x < waiting) __syncthreads();
+  __shfl_xor_sync(0xffffffffu, 1.0f, 1);
   if (threadIdx.x < n) y[threadIdx.x] = all[63 - threadIdx.x];
 }
 """
-APART = """
-extern "C" __global__ void apart(float* y) {
-  WAIT __syncthreads();
-  __shfl_xor_sync(0xffffffffu, 1.0f, 1);
-  y[threadIdx.x] = 1.0f;
-}
-"""
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path, emulated_folder):
-    """run(source, entry, order, *arguments): launches a kernel of a block of 64 threads."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, emulated_folder):
+    """run(order, x, y, n, waiting): launches the kernel in a block."""
     emulation.compiler()
+    kernels = tmp_path_factory.mktemp("reversed") / "kernels"
+    file = kernels / "mine" / "reversed.cu"
+    file.parent.mkdir(parents=True)
+    file.write_text(REVERSED)
 
-    def launch(source, entry, order, *arguments):
-        kernels = tmp_path / str(len(list(tmp_path.iterdir()))) / "kernels"
-        (kernels / "mine").mkdir(parents=True)
-        (kernels / "mine" / f"{entry}.cu").write_text(source)
-        monkeypatch.setattr(emulation, "data", lambda _: kernels)
+    def launch(order, x, y, n, waiting):
+        kernel = Gpu(emulated_folder, order=order).load(file, "reversed", {})
+        kernel(1, THREADS, x, y, ctypes.c_uint32(n), ctypes.c_uint32(waiting))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulation, "data", lambda _: kernels)
         emulation._prepared.cache_clear()
-        emulation.library.cache_clear()
-        kernel = Gpu(emulated_folder, order=order).load(kernels / "mine" / f"{entry}.cu", entry, {})
-        kernel(1, 64, *arguments)
-
-    yield launch
+        yield launch
     emulation._prepared.cache_clear()
     emulation.library.cache_clear()
 
 
-@pytest.mark.parametrize(("barrier", "orders"), [(BARRIER, {0, 1, 2}), ("", {1})])
-def test_a_missing_barrier_shows_in_some_order(run, barrier, orders):
+@pytest.mark.parametrize(("waiting", "orders"), [(THREADS, {0, 1, 2}), (0, {1})])
+def test_a_missing_barrier_shows_in_some_order(run, waiting, orders):
     right = set()
     for order in (0, 1, 2):
         x, y = torch.arange(64.0), torch.empty(64)
-        run(REVERSED.replace("BARRIER", barrier), "reversed", order, x, y, ctypes.c_uint32(64))
+        run(order, x, y, THREADS, waiting)
         if torch.equal(y, x.flip(0)):
             right.add(order)
-    assert right == orders if barrier else right < {0, 1, 2}
+    assert right == orders if waiting else right < {0, 1, 2}
 
 
 def test_an_access_behind_a_tensor_is_found(run):
     x = torch.arange(64.0)
-    run(REVERSED.replace("BARRIER", BARRIER), "reversed", 0, x, guarded(torch.empty(60)), ctypes.c_uint32(60))
+    run(0, x, guarded(torch.empty(60)), 60, THREADS)
     with pytest.raises(AssertionError, match="outside of all tensors"):
-        run(REVERSED.replace("BARRIER", BARRIER), "reversed", 0, x, guarded(torch.empty(60)), ctypes.c_uint32(64))
+        run(0, x, guarded(torch.empty(60)), 64, THREADS)
 
 
 def test_threads_that_wait_for_each_other_are_found(run):
-    run(APART.replace("WAIT", ""), "apart", 0, torch.empty(64))
+    x, y = torch.arange(64.0), torch.empty(64)
+    run(0, x, y, THREADS, THREADS)
     with pytest.raises(AssertionError, match="none can go on"):
-        run(APART.replace("WAIT", "if (threadIdx.x != 5)"), "apart", 0, torch.empty(64))
+        run(0, x, y, THREADS, THREADS - 1)
 
 
 def test_what_an_instruction_does_is_written_in_its_place():

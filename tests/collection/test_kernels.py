@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -50,7 +50,7 @@ class Request:
     def compiled(self, arch: str) -> Compilation:
         return Compilation(self.file, self.macros, arch)
 
-    @property
+    @cached_property
     def kind(self) -> tuple[Path, tuple[str, ...]]:
         """Requests of a kind differ in the values of their macros only."""
         return self.file, tuple(name for name, _ in self.macros)
@@ -102,6 +102,7 @@ class FakeMatmul:
         pass
 
 
+@cache
 def told(op: str) -> ModuleType:
     """tests/collection/ops/<family>/test_<op>.py, which tells of its kernels:
 
@@ -184,19 +185,19 @@ def representatives(found: Sequence[Request], *, numbers: bool = True) -> list[R
 
     numbers: also of macros that are numbers, not just a choice.
     """
-    missing = seen(found, numbers=numbers)
+    every = [(request, seen(request, numbers=numbers), appetite(request)) for request in found]
+    missing = {one for _, own, _ in every for one in own}
     few = []
     while missing:
-        best = max(found, key=lambda request: (len(seen([request], numbers=numbers) & missing), appetite(request)))
+        best, own, _ = max(every, key=lambda one: (len(one[1] & missing), one[2]))
         few.append(best)
-        missing -= seen([best], numbers=numbers)
+        missing -= own
     return few
 
 
-def seen(found: Iterable[Request], *, numbers: bool) -> set[tuple[object, ...]]:
+def seen(request: Request, *, numbers: bool) -> set[tuple[object, ...]]:
     return {
         (request.kind, *macro)
-        for request in found
         for macro in ((), *request.macros)
         if numbers or not macro or macro[1] in (0, 1) or isinstance(macro[1], str)
     }

@@ -13,6 +13,7 @@ from harness import metrics
 from harness.metrics import METRICS, Subject
 from harness.model import Case, Limits, LinkPoint, Measurement, Result, Work
 from harness.ops import Catalogue
+from tests.rare import rare
 
 CASE = Case("op", "tuned", "float16", (("N", 8),))
 LIMITS = Limits(links=(LinkPoint(2, 1000, 1e-6, "nccl"),))
@@ -68,7 +69,9 @@ NEIGHBOURS = ("items tokens of_peak", "kept memory of_expected efficiency", "kep
               "training_loss loss_ratio gemm_share attention_share roll_share")  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ["harness.collection.steps.training._scaling", "harness.collection.steps.pipeline"])
+@pytest.mark.parametrize(
+    "first", [rare("harness.collection.steps.training._scaling"), "harness.collection.steps.pipeline"]
+)
 def test_the_order_of_tables_doesnt_depend_on_what_was_loaded_first(first: str) -> None:
     program = (
         f"import {first}\nfrom harness.ops import Catalogue\nfrom harness.metrics import METRICS\n"

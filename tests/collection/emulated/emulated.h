@@ -22,7 +22,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <random>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -330,10 +329,13 @@ inline int run_cluster(uint3 first, unsigned cluster, unsigned order) {
   }
   std::vector<Thread*> turn;
   for (Thread& thread : threads) turn.push_back(&thread);
-  std::mt19937 random(1);
+  uint32_t random = 1;  // a linear congruential generator (Numerical Recipes), since <random> takes long to compile
   if (order == 1) std::reverse(turn.begin(), turn.end());
   while (!turn.empty()) {
-    if (order == 2) std::shuffle(turn.begin(), turn.end(), random);
+    for (size_t left = turn.size(); order == 2 && left > 1; --left) {
+      random = random * 1664525u + 1013904223u;
+      std::swap(turn[left - 1], turn[(random >> 8) % left]);
+    }
     const uint64_t before = progress;
     for (Thread* thread : turn) {
       current = thread;

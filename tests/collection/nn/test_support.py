@@ -33,6 +33,17 @@ NO_STRATEGY = r"error: NotImplementedError: Operator aten\.[\w.]+ does not have 
 """What torch says of a DTensor in its own operators: later versions know more of these, on a GPU fewer than here."""
 TRACED = ("compile", "export")
 """Features that take longest. The operators that they trace are those of the functions' usual ways."""
+TELLING = ("gradients", "double_backward", "func_vmap", "dual_numbers", "autocast", "strided", "halves")
+"""What `make test` tries of other ways to call: gradients of gradients, transforms, dual numbers, types and strides.
+The other features go through the same operators and their gradients."""
+LIKE = {
+    "some_gradients": "gradients",
+    "func_grad": "vmap_of_grad",
+    "func_jvp": "dual_numbers",
+    "fake": "meta",
+    "function_mode": "dispatch_mode",
+}
+"""Features that functions take as they take another feature, by which the table says the same of both."""
 WITHOUT_GRADIENTS = {"unscale_", "add_rms_norm_quantize"}
 """Functions that have no gradients, and have tests of their own."""
 
@@ -54,7 +65,11 @@ def misfits(row: Row, device: str, launched: Callable[[], int]) -> list[str]:
 @pytest.mark.parametrize(
     "feature",
     # test_operators.py has each operator in compiled code.
-    [rare(name) if name in TRACED else name for name, feature in FEATURES.items() if not feature.needs_gpu],
+    [
+        rare(name) if name in TRACED or name in LIKE else name
+        for name, feature in FEATURES.items()
+        if not feature.needs_gpu
+    ],
 )
 def test_what_happens_is_what_the_page_says(feature, played):
     assert not misfits(ROWS[feature], "cpu", lambda: sum(played.values()))
@@ -70,7 +85,9 @@ def other_outcomes(
 
 
 @pytest.mark.parametrize(
-    "features", [[one for one in FEATURES if one not in TRACED], rare(TRACED)], ids=["called", "traced"]
+    "features",
+    [TELLING, rare([one for one in FEATURES if one not in (*TELLING, *TRACED)]), rare(TRACED)],
+    ids=["telling", "called", "traced"],
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_ways_to_call_a_function_are_right(name, features, played):

@@ -9,6 +9,7 @@ import pytest
 
 from harness.collection.ops.layouts._transpose_plan import THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 from harness.cuda import fast_divisor
+from tests.rare import rare
 
 # Batch, rows, columns, and elements of a cell.
 SHAPES = [
@@ -160,7 +161,7 @@ def transposed(plan, x, x_offset, y_offset):
     return y, written
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [rare(shape) if math.prod(shape) > 50_000 else shape for shape in SHAPES], ids=str)
 @pytest.mark.parametrize("multiprocessors", MULTIPROCESSORS)
 def test_every_element_is_moved_once_and_to_its_place(shape, multiprocessors):
     batch, rows, cols, cell = shape
@@ -256,7 +257,7 @@ def of_registers(plan, x):
 @pytest.mark.parametrize(
     ("itemsize", "shape", "warps_across"),
     [
-        (4, (1, 1024, 2048), 2),
+        rare(4, (1, 1024, 2048), 2),
         (4, (1, 1000, 1000), 2),
         (4, (4, 256, 784), 1),
         (4, (3, 48, 32), 1),

@@ -8,6 +8,7 @@ import pytest
 
 from harness.model import Traffic
 from harness.ops import Catalogue
+from tests.rare import rare
 
 OPS = Catalogue()
 LAYER_NORM = "dequantize_bias_residual_layer_norm_quantize"
@@ -107,7 +108,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("variant", ["fused", "tuned"])
+@pytest.mark.parametrize("variant", [rare("fused"), "tuned"])
 @pytest.mark.parametrize("wrong", [None, *WRONG])
 def test_the_check_sees_wrong_integers(trial, name, variant, wrong):
     import torch

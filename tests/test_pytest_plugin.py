@@ -66,7 +66,7 @@ def run_here(
 
     def session(*arguments: str) -> tuple[int, str, str]:
         status = int(pytest.main([*PLUGIN, *alone, *arguments]))
-        monkeypatch.delitem(sys.modules, "test_a", raising=False)
+        sys.modules.pop("test_a", None)
         return status, *capsys.readouterr()
 
     return session

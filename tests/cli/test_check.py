@@ -66,8 +66,8 @@ def test_a_file_is_checked_without_a_scenario(checked: Callable[..., Result], fo
     assert lines[3].split() == ["crashed", "mine/broken/float32/M3-N7"]
     assert lines[4].strip().startswith("RuntimeError: ")
     assert lines[4].endswith("(mine.py:20 in <lambda>: return lambda t: t.y.copy_(t.x[:, 1:]))")
-    checked = {line.split()[1] for line in lines if "mine/right/" in line}
-    assert checked == {f"mine/right/float32/{shape}" for shape in ("M3-N7", "M1-N7", "M16-N24")}
+    cases = {line.split()[1] for line in lines if "mine/right/" in line}
+    assert cases == {f"mine/right/float32/{shape}" for shape in ("M3-N7", "M1-N7", "M16-N24")}
     assert lines[-1] == "3 ok, 3 wrong, 3 crashed"
     assert done.stderr == "left out on cpu: mine/kernel (needs cuda)\n"
 

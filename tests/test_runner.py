@@ -204,7 +204,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow  # cli/test_runs.py stops and resumes a run, processes/test_ending.py has that nothing goes on
+@pytest.mark.slow  # cli/test_runs_ended.py stops and resumes a run, processes/test_ending.py has that nothing goes on
 @pytest.mark.usefixtures("known_limits")
 @pytest.mark.cold
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
@@ -235,7 +235,7 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert watcher.plan == (3, 3)
 
 
-@pytest.mark.slow  # store/test_folder.py has the second run, cli/test_runs.py Ctrl-C in a command
+@pytest.mark.slow  # store/test_folder.py has the second run, cli/test_runs_ended.py Ctrl-C in a command
 @pytest.mark.cold
 def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     tmp_path: Path,

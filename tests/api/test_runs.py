@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ from harness.api import DeclaredOp, UsageError, progress
 from harness.model import Case, DeviceFacts, Header, Limits, Machine, Measurement, Run, Scenario
 
 ROOT = Path(hb.__file__).parents[1]
+PLUGIN = ROOT / "tests" / "plugins" / "faults.py"
 CASE = Case("mine", "eager", "float32", (("N", 8),))
 SCENARIO = Scenario("mine", "Mine", "mine", (CASE.id,))
 HEADER = Header("mine", Machine("cpu", "c0ffee", (DeviceFacts("A CPU", 1, 1),)), (SCENARIO,), (), "2026-01-01", "", 1)
@@ -257,18 +257,13 @@ def test_a_run_in_this_process_may_have_a_folder(
     assert hb.load(run.folder).run.measurements == replace(run.run).measurements
 
 
-def test_a_run_in_processes_of_its_own(tmp_path: Path) -> None:
+def test_a_run_in_processes_of_its_own(slow_machine: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.yaml").write_text("title: one\nop: copy\nshapes: [{N: 256}]\ndtypes: [float32]\n")
-    program = """
-import sys, harness as hb, harness.api.runs as runs
-runs.write_apart = lambda folder, plugins: 0
-asked = {"only": "*/float32/*", "variants": ["eager"], "ops": sys.argv[1:], "device": "cpu"}
-run = hb.run("one.yaml", max_time=0.01, output="r", **asked)
-print(*run.frame()["status"], bool(run.run.limits), hb.compare(run, run.folder).geomean)
-"""
-    # The plug-in changes the process that loads it, so that limits take no time.
-    (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "program.py", str(ROOT / "tests" / "plugins" / "small.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["ok", "True", "1.0"], done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "_limits", lambda *_, **__: slow_machine)
+    monkeypatch.setattr("harness.api.runs.write_apart", lambda folder, plugins: 0)
+    asked = {"only": "*/float32/*", "variants": ["eager"], "ops": [PLUGIN], "device": "cpu"}
+    run = hb.run("one.yaml", max_time=0.01, output="r", **asked)
+    assert list(run.frame()["status"]) == ["ok"]
+    assert run.run.limits == slow_machine
+    assert hb.compare(run, run.folder).geomean == 1.0

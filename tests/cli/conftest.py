@@ -28,12 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def harness(folder: Path, environment: Callable[..., dict[str, str]]) -> Harness:
-    """Runs `harness` as a process, so that plug-ins which change the CPU don't reach the tests."""
+    """Runs `harness` as a process, so that plug-ins which change the CPU don't reach the tests.
+
+    The limit is for a command that never ends, which is an error: a ladder takes minutes on a loaded machine.
+    """
 
     def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "harness", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False, timeout=100
+            command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False, timeout=600
         )
 
     return run

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from harness import runner
 from harness.cli import app, check, small_cases
 from harness.cli.check_progress import Told
 from harness.errors import UsageError
@@ -45,10 +47,18 @@ def kernel(ctx): ...
 """
 
 
-def test_a_file_is_checked_without_a_scenario(harness: Harness, folder: Path) -> None:
+@pytest.fixture
+def checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `harness check` in this process, which checks each case, however long that takes on a loaded machine."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(check, "_SECONDS", math.inf)
+    return lambda *arguments: CliRunner().invoke(app, ["check", *arguments, "--device=cpu"])
+
+
+def test_a_file_is_checked_without_a_scenario(checked: Callable[..., Result], folder: Path) -> None:
     (folder / "mine.py").write_text(MINE)
-    done = harness("check", "--ops=mine.py", "--device=cpu")
-    assert done.returncode == 5
+    done = checked("--ops=mine.py")
+    assert done.exit_code == 5
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["ok", "mine/right/float32/M3-N7"]
     assert lines[1].split() == ["wrong", "mine/wrong/float32/M3-N7"]
@@ -56,8 +66,8 @@ def test_a_file_is_checked_without_a_scenario(harness: Harness, folder: Path) ->
     assert lines[3].split() == ["crashed", "mine/broken/float32/M3-N7"]
     assert lines[4].strip().startswith("RuntimeError: ")
     assert lines[4].endswith("(mine.py:20 in <lambda>: return lambda t: t.y.copy_(t.x[:, 1:]))")
-    checked = {line.split()[1] for line in lines if "mine/right/" in line}
-    assert checked == {f"mine/right/float32/{shape}" for shape in ("M3-N7", "M1-N7", "M16-N24")}
+    cases = {line.split()[1] for line in lines if "mine/right/" in line}
+    assert cases == {f"mine/right/float32/{shape}" for shape in ("M3-N7", "M1-N7", "M16-N24")}
     assert lines[-1] == "3 ok, 3 wrong, 3 crashed"
     assert done.stderr == "left out on cpu: mine/kernel (needs cuda)\n"
 
@@ -196,17 +206,42 @@ def aligned(ctx):
 """
 
 
-def test_extreme_values_and_unaligned_tensors_are_tried(harness: Harness, folder: Path) -> None:
+def test_extreme_values_and_unaligned_tensors_are_tried(checked: Callable[..., Result], folder: Path) -> None:
     (folder / "awkward.py").write_text(AWKWARD)
-    done = harness("check", "--ops=awkward.py", "--device=cpu")
-    assert done.returncode == 5
+    done = checked("--ops=awkward.py")
+    assert done.exit_code == 5
     text = done.stdout
     assert text.count("where inputs have ") == 3
     assert text.count("with tensors at addresses that 16 doesn't divide, y: ") == 3
     assert not any(line.startswith("wrong") and "row/right" in line for line in text.splitlines())
 
 
-def test_ops_and_scenarios_are_named(harness: Harness) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        (["softmax", "quick"], ["softmax/eager/float32/M3-N7", "prelu/eager/float32/N3-C7-H13-W19"]),
+        (["quick", "--all"], ["prelu/eager/float32/N8-C512-H7-W7"]),
+    ],
+)
+def test_what_is_named_says_which_cases_are_checked(
+    checked: Callable[..., Result], arguments: list[str], cases: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def right(jobs: Sequence[Job], _device: str, _plugins: object, told: Told, **_: object) -> list[Measurement]:
+        found = [Measurement(job.case, "ok") for job in jobs]
+        for measurement in found:
+            told.finished(measurement)
+        return found
+
+    monkeypatch.setattr(runner, "check", right)
+    done = checked(*arguments, "--variants=eager")
+    assert done.exit_code == 0, done.output
+    assert {*cases} <= {*done.stdout.split()}
+    assert {case.split("/")[1] for case in done.stdout.split() if case.count("/") > 1} == {"eager"}
+
+
+# The test above has which cases are meant, test_a_file_is_checked_without_a_scenario that such cases are checked.
+@pytest.mark.slow
+def test_ops_and_scenarios_are_checked(harness: Harness) -> None:
     done = harness("check", "softmax", "quick", "--device=cpu", "--variants=eager")
     assert done.returncode == 0, done.stdout
     assert "softmax/eager/float32/M3-N7" in done.stdout

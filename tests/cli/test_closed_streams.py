@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import streams
+from tests.rare import rare
 
 COMMAND = [sys.executable, "-m", "harness"]
 
@@ -25,12 +26,12 @@ def ended(redirected: str, *arguments: str, environment: dict[str, str]) -> subp
     ("redirected", "arguments", "status"),
     [
         (">&-", ["list"], 0),
-        ("2>&-", ["list"], 0),
+        rare("2>&-", ["list"], 0),
         ("<&- >&- 2>&-", ["list", "ops", "--ops=none.py"], 2),
         ("2>/dev/full", ["list", "ops", "--ops=none.py"], 2),
-        ("2>/dev/full", ["lst"], 2),
+        rare("2>/dev/full", ["lst"], 2),
         (">/dev/full", ["list"], 4),
-        (">/dev/full", ["--help"], 4),
+        rare(">/dev/full", ["--help"], 4),
     ],
 )
 def test_a_stream_that_cannot_be_written_is_no_bug_and_no_failed_gate(

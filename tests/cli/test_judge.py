@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,9 +26,9 @@ OP = Op(
 )
 OP.variant("eager", "torch", role="baseline", devices=("any",), returns=True)(lambda _: lambda t: (t.x * 2,))
 """
+DOUBLING = ["--ops=doubling.py", "--op=doubling", "--sizes=N=4096", "--device=cpu"]
 QUICK = [
-    *(f"--ops={PLUGINS / name}.py" for name in ("small", "limited")),
-    "--ops=doubling.py", "--op=doubling", "--sizes=N=4096", "--device=cpu", "--max-time=0.02", "--precision=0.5",
+    *(f"--ops={PLUGINS / name}.py" for name in ("small", "limited")), *DOUBLING, "--max-time=0.02", "--precision=0.5",
 ]  # fmt: skip
 MODEL = """
 import torch
@@ -62,10 +65,11 @@ def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
     assert "what the candidate is, and its reference" in done.stderr
 
 
-def test_a_candidate_that_ends_its_process(harness: Harness, folder: Path) -> None:
+def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "aborts.py").write_text("import os\n\ndef double(x):\n    os.abort()\n")
-    done = harness("judge", "aborts.py", *QUICK, "--output=page.md")
-    assert done.returncode == 5
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
+    assert done.exit_code == 5
     assert done.stdout.startswith("crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/")
     assert (folder / "page.md").read_text().startswith("# crashed: killed by signal SIGABRT")
 
@@ -102,7 +106,10 @@ def test_a_model_that_is_wrong(harness: Harness, folder: Path) -> None:
         (["doubling.py", "--output=none/page.md"], 2, "there is no folder none"),
     ],
 )
-def test_requests_that_can_t_be_carried_out(harness: Harness, arguments: list[str], code: int, said: str) -> None:
-    done = harness("judge", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
+def test_requests_that_can_t_be_carried_out(
+    folder: Path, arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["judge", *arguments])
+    assert (done.exit_code, done.stdout) == (code, "")
     assert said in done.stderr

@@ -114,12 +114,16 @@ def test_each_job_of_slurm_has_a_secret_that_stands_nowhere(tmp_path: Path, pyth
     assert found[0] != found[1]
 
 
+@cache
+def of_a_job() -> Any:
+    return yaml.safe_load(SCHEMA.read_text())
+
+
 def documents(*arguments: str) -> dict[str, Any]:
     """What is printed for Kubernetes, by its kind, after it was held against the schema."""
-    schema = yaml.safe_load(SCHEMA.read_text())
     found = {document["kind"]: document for document in yaml.safe_load_all(printed("kubernetes", *arguments))}
     for document in found.values():
-        jsonschema.validate(document, schema)
+        jsonschema.validate(document, of_a_job())
     assert [*found] == ["Secret", "TrainingRuntime", "TrainJob"]
     return found
 

@@ -20,6 +20,7 @@ from harness.devices import kinds
 from harness.ops import Catalogue, Op, catalogue
 from harness.report import every_format
 from harness.scenario import overview
+from tests.rare import rare
 
 
 def listed(*arguments: str, columns: str | None = None) -> str:
@@ -150,7 +151,7 @@ def test_what_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"), [("harness run qui", "quick"), ("harness list op softmax_", "softmax_grad")]
+    ("words", "completed"), [("harness run qui", "quick"), rare("harness list op softmax_", "softmax_grad")]
 )
 def test_a_shell_completes_names_without_torch(
     words: str, completed: str, tmp_path: Path, environment: Callable[..., dict[str, str]]

@@ -12,14 +12,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -27,26 +23,10 @@ from harness import runner, store
 from harness.cli import app
 from harness.cli.progress import follow
 from harness.cli.resuming import spelled as as_spelled
-from harness.cli.run import _judge as judge
 from harness.devices.cpu import Cpu
-from harness.errors import Exit
-from harness.model import Header, Job, Limits, Machine, Measurement, Run, StreamPoint
+from harness.model import Job, Limits, Machine, Measurement, StreamPoint
+from tests.cli.fault_runs import FAULTS, HARNESS, LIMITED, PLUGINS, write_scenario
 
-ROOT = Path(__file__).parents[2]
-PLUGINS = [
-    f"--ops={file}" for file in sorted((ROOT / "tests" / "plugins").glob("*.py")) if file.stem in ("faults", "small")
-]
-LIMITED = [*PLUGINS, f"--ops={ROOT / 'tests' / 'plugins' / 'limited.py'}"]
-HARNESS = [sys.executable, "-m", "harness"]
-SCENARIO = """
-title: Copies
-op: fault
-shapes: {sizes}
-dtypes: [float32]
-variants: {variants}
-baseline: {first}
-timing: {{max_time: 0.02, precision: 0.5, timeout: 60}}
-"""
 COLOUR = r"\x1b\[[\d;]*3[0-8]"
 
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,12 +36,6 @@ Environment = Callable[..., dict[str, str]]
 def invoke(*arguments: object) -> Result:
     """Run a command in this process, for commands that load no plug-ins."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def write_scenario(file: Path, sizes: list[int], variants: list[str]) -> Path:
-    shapes = json.dumps([{"N": size} for size in sizes])
-    file.write_text(SCENARIO.format(sizes=shapes, variants=json.dumps(variants), first=variants[0]))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +61,13 @@ def test_peak_prints_the_limits_and_leaves_them_in_a_folder(
     assert str(tmp_path / "peak" / "peak.md") in result.stdout.splitlines()
 
 
-def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(harness: Harness, folder: Path) -> None:
-    done = harness("run", "quick", "--device=cpu", "--dry-run", "--repeat=3", HARNESS_CACHE=str(folder / "empty"))
-    assert done.returncode == 0, done.stderr
+def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "empty"))
+    done = invoke("run", "quick", "--device=cpu", "--dry-run", "--repeat=3")
+    assert done.exit_code == 0, done.stderr
     [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("prelu/eager/float32/N8-C64-H56-W56")]
     # x and alpha are read, y is written: 4 * 8 * 64 * 56 * 56 bytes and 4 * 64 more.
     assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "44.96", "MB"]
@@ -98,7 +76,7 @@ def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(harne
     assert left_out.startswith("prelu/compile_autotune, naive, ")
     assert left_out.endswith(", tuned")
     assert "run 'harness peak'" in done.stdout
-    assert not (folder / "reports").exists()
+    assert not (tmp_path / "reports").exists()
 
 
 def test_a_run_prints_json_alone_on_standard_output(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
@@ -133,20 +111,24 @@ def test_the_command_is_kept_with_the_run(finished: subprocess.CompletedProcess[
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_resumed(
-    finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
+    finished: subprocess.CompletedProcess[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert finished.returncode == 0
-    arguments = ["run", "copies.yaml", "--device=cpu", *PLUGINS, "--output=one"]
-    refused = harness(*arguments)
-    assert refused.returncode == 2
+    monkeypatch.chdir(folder)
+    written: list[Path] = []
+    monkeypatch.setattr("harness.cli.run.write_report", lambda folder, _plugins: written.append(folder))
+    arguments = ["run", "copies.yaml", "--device=cpu", FAULTS, "--output=one"]
+    refused = invoke(*arguments)
+    assert refused.exit_code == 2
     assert "go on with it by --resume" in refused.stderr
     before = (folder / "one" / "results.jsonl").read_bytes()
-    resumed = harness(*arguments, "--resume", "--json=results.json")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = invoke(*arguments, "--resume", "--json=results.json")
+    assert resumed.exit_code == 0, resumed.stderr
     assert (folder / "one" / "results.jsonl").read_bytes() == before
     assert json.loads((folder / "results.json").read_text())["results"] == json.loads(finished.stdout)["results"]
-    another = harness(*arguments, "--resume", "--only=*/N4096")
-    assert another.returncode == 2
+    assert written == [Path("one")]
+    another = invoke(*arguments, "--resume", "--only=*/N4096")
+    assert another.exit_code == 2
     assert "the cases or their timing differ: only stored " in another.stderr
 
 
@@ -184,10 +166,10 @@ def test_a_dry_run_tells_of_cases_that_need_more_devices(tmp_path: Path, monkeyp
 
 
 def test_a_dry_run_knows_the_limits_that_were_measured(
-    finished: subprocess.CompletedProcess[str], harness: Harness
+    finished: subprocess.CompletedProcess[str], folder: Path
 ) -> None:
     assert finished.returncode == 0
-    done = harness("run", "copies.yaml", "--device=cpu", *PLUGINS, "--dry-run")
+    done = invoke("run", folder / "copies.yaml", "--device=cpu", FAULTS, "--dry-run")
     assert re.search(r"^fault/fine/float32/N4096 +16.38 kB +16.38 kB +[\d.]+ [nu]s ", done.stdout, re.MULTILINE)
     assert "harness peak" not in done.stdout
 
@@ -254,78 +236,6 @@ def test_a_run_is_no_different_from_itself(finished: subprocess.CompletedProcess
     assert result.exit_code == 0
     assert result.stdout.count("~") >= 2
     assert "faster" not in result.stdout
-
-
-def test_failed_cases_end_with_5_and_leave_a_report(harness: Harness, folder: Path) -> None:
-    scenario = write_scenario(folder / "faulty.yaml", [4096], ["fine", "abort"])
-    done = harness("run", scenario, "--device=cpu", *LIMITED)
-    assert done.returncode == 5
-    assert done.stderr.splitlines()[-1] == "1 of 2 cases failed"
-    assert "crashed" in done.stdout
-    [report] = (folder / "reports").glob("faulty-cpu-*/report.md")
-    assert "crashed" in report.read_text()
-
-
-@pytest.mark.parametrize(
-    ("statuses", "said"),
-    [
-        (["ok", "unsupported"], ""),
-        (["unsupported", "out_of_memory"], "no case was timed\n"),
-        ([], "no case was timed\n"),
-        (["unsupported", "wrong"], "1 of 2 cases failed\n"),
-    ],
-)
-def test_a_run_that_timed_nothing_is_no_success(
-    statuses: list[str], said: str, header: Header, job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = tuple(
-        Measurement(job(f"v{i}").case, status, samples=(1e-3,) if status == "ok" else ())
-        for i, status in enumerate(statuses)
-    )
-    with pytest.raises(typer.Exit) if said else nullcontext() as caught:
-        judge(Run(header, found))
-    assert capsys.readouterr().err == said
-    assert not said or caught.value.exit_code == Exit.CASES_FAILED
-
-
-# That one signal is heard as another one is, processes/test_ending.py has.
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_prints_what_there_is_and_how_to_go_on(
-    folder: Path, harness: Harness, environment: Environment, number: signal.Signals
-) -> None:
-    stopped = f"stopped-{number}"
-    scenario = write_scenario(folder / "waiting.yaml", [4096, 8192], ["fine", "waits"])
-    gate = folder / stopped / "gate"
-    command = ["run", str(scenario), "--device=cpu", *LIMITED, f"--output={stopped}"]
-    process = subprocess.Popen(
-        [*HARNESS, *command],
-        cwd=folder,
-        env=environment(FAULT_GATE=str(gate)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    results = folder / stopped / "results.jsonl"
-    while not (results.exists() and results.stat().st_size):
-        assert process.poll() is None
-        time.sleep(0.05)
-    # As a terminal does it: to every process of the group.
-    os.killpg(process.pid, number)
-    printed, told = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, told
-    assert "N4096" in printed
-    assert "fine" in printed
-    *_, last, again = told.splitlines()
-    assert last == "stopped after 1 of 4 measurements; to continue:"
-    assert shlex.split(again) == ["harness", *command, "--resume"]
-    assert "Traceback" not in told
-    gate.touch()
-    done = harness(*shlex.split(again)[1:], FAULT_GATE=str(gate))
-    assert done.returncode == 0, done.stderr
-    assert len(store.load(folder / stopped).measurements) == 4
-    assert "[2/4]" in done.stderr
-    assert "[1/4]" not in done.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error(environment: Environment) -> None:

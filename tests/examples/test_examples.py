@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from harness import devices, store
+from harness.cli import app
 from harness.cuda.compile import compile_verbose
 from harness.model import Attachment, Case, Job
 from harness.ops import Catalogue
@@ -146,9 +148,10 @@ def test_a_model_with_our_functions_learns(python: Harness) -> None:
     assert last < first / 2
 
 
-def test_the_ladder_of_a_step_has_our_kernels_in_its_rungs(python: Harness) -> None:
-    shown = python("-m", "harness", "ladder", EXAMPLES / "ladder_step.py", "--device=cpu", "--dry-run")
-    assert "ladder_step/patched_graph/bfloat16/B32" in shown
+def test_the_ladder_of_a_step_has_our_kernels_in_its_rungs() -> None:
+    shown = CliRunner().invoke(app, ["ladder", str(EXAMPLES / "ladder_step.py"), "--device=cpu", "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert "ladder_step/patched_graph/bfloat16/B32" in shown.stdout
 
 
 @pytest.mark.gpu

@@ -102,7 +102,7 @@ class Register:
         self.scenarios = {one.name: one for one in load(sorted(SCENARIOS.glob("*.yaml")), self._ops)}
         files = sorted(file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED)
         self.runs = {file.parent.name: known_cases.load(file.parent) for file in files}
-        self._timed: dict[str, tuple[Run, list[Case]]] = {}
+        self._timed: dict[str, tuple[Run, dict[str, list[Case]]]] = {}
 
     @cached_property
     def codes(self) -> Codes:
@@ -129,11 +129,15 @@ class Register:
         """Whether a run has times of a row's before and after that can be compared: nothing else differs."""
         run = self.runs[name]
         if name not in self._timed or self._timed[name][0] is not run:
-            self._timed[name] = (run, [result.case for result in run.results if result.time is not None])
+            timed: dict[str, list[Case]] = defaultdict(list)
+            for result in run.results:
+                if result.time is not None:
+                    timed[result.case.op].append(result.case)
+            self._timed[name] = (run, timed)
         found: dict[object, set[str]] = defaultdict(set)
-        for case in self._timed[name][1]:
+        for case in self._timed[name][1].get(row.op, ()):
             for side in (row.before, row.after):
-                if case.op == row.op and _is_side(case, side):
+                if _is_side(case, side):
                     found[_rest(case, side)].add(side)
         return any(sides == {row.before, row.after} for sides in found.values())
 

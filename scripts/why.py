@@ -93,11 +93,19 @@ def _lines(run: str) -> tuple[Line, ...]:
     return lines(known_cases.load(RUNS / run))
 
 
+@lru_cache
+def _named(run: str) -> dict[str, Line]:
+    """The cases of a run by id, and by whole id."""
+    return {key: one for one in _lines(run) for key in (one.case.id, one.case.whole_id)}
+
+
 def line(run: str, case: str, variant: str = "") -> Line:
     """A case of a committed run, or another variant of it. Raises SystemExit unless there is exactly one."""
     if variant:
         op, _, *rest = case.split("/")
         case = "/".join((op, variant, *rest))
+    if exact := _named(run).get(case):
+        return exact
     found = {one.case.id: one for one in _lines(run) if one.case.matches(case)}
     if len(found) != 1:
         raise SystemExit(f"{FILE.name}: the run {run} has {len(found)} cases like {case}; one is needed")

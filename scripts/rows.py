@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-from committed import COUNTED, ROOT, RUNS, SKIPPED
+from committed import COUNTED, ROOT, RUNS, SKIPPED, read_yaml
 
 from harness.model import Case, Claim, Run, Scenario
 from harness.model.case import written
@@ -77,7 +76,7 @@ class Answer:
 
 def read(file: Path = REGISTER) -> list[Row]:
     """The rows of the register. Raises TypeError for a key that isn't one."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = read_yaml(file)
     return [_row(name, keys) for name, keys in found.items()]
 
 
@@ -106,7 +105,10 @@ class Register:
 
     @cached_property
     def codes(self) -> Codes:
-        return codes(self._ops.values(), "cuda")
+        """Today's code of the ops whose scenarios answer figures."""
+        named = {name for row in self.rows for figure in row.figures for name in figure.scenario}
+        ops = {self.scenarios[name].op for name in named if name in self.scenarios}
+        return codes((op for op in self._ops.values() if op.name in ops), "cuda")
 
     # ---- What a row lacks.
 

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import yaml
-from committed import RUNS
+from committed import RUNS, read_yaml
 
 from harness import units
 from harness.metrics import METRICS
@@ -74,7 +73,7 @@ class Reason:
 
 def reasons() -> Iterator[Reason]:
     """All reasons of the file. Raises SystemExit for a mark whose figure no committed run has."""
-    for row, entries in yaml.safe_load(FILE.read_text(encoding="utf-8")).items():
+    for row, entries in read_yaml(FILE).items():
         for name, entry in entries.items():
             yield _reason(row, name, entry)
 

@@ -83,10 +83,11 @@ def test_an_interval_around_the_bar_tells_nothing(script):
     assert line.endswith("| can't tell |")
 
 
-def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys):
+def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys, one_thread):
     """On a CPU, with a model that is tiny."""
     monkeypatch.setattr(script, "ROUNDS", 6)
     monkeypatch.setattr(script, "WARM", 1)
+    monkeypatch.setattr(script, "STEPS", 1)
     monkeypatch.setattr(sys, "argv", ["host_profile.py", "swin_train", "swin_toy", "2", "fused_norm_adam:half_norm"])
     script.main()
     line = capsys.readouterr().out.splitlines()[-1]

@@ -135,7 +135,7 @@ def test_sphinx_is_asked_to_fail_on_a_warning(tmp_path: Path, monkeypatch: pytes
             asked.append(command)
             return SimpleNamespace(returncode=code)
 
-        monkeypatch.setattr(make_site.subprocess, "run", run)
+        monkeypatch.setattr("make_site.subprocess.run", run)
 
     for code, is_made in ((0, True), (1, False)):
         ended(code)

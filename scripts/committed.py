@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from harness.metrics import METRICS, Subject, subjects
 from harness.model import Result, Run, by_group
@@ -28,6 +31,12 @@ OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""
 NOTHING, ABSENT = "-", "not run"
+
+
+def read_yaml(file: Path) -> Any:
+    """What a file of the repository in YAML holds."""
+    # The loader in Python takes ten times as long as libyaml's, which not every build of PyYAML has.
+    return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,11 @@ class Runs:
         return self.groups.get(case.group if case else f"{op}/{dtype}/{setting}")
 
     @cached_property
+    def _named(self) -> dict[str, list[tuple[tuple[str, str], Group, str]]]:
+        """The case of each id, and of each whole id."""
+        return {each: [one] for one in self._cases for each in one[0]}
+
+    @cached_property
     def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:
         """Every case: its id and its whole id, which take a while to put together, its group and its variant."""
         return [
@@ -132,7 +146,7 @@ class Runs:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
         values = [
             value
-            for ids, group, variant in self._cases
+            for ids, group, variant in self._named.get(cases, self._cases)
             if any(fnmatchcase(each, cases) for each in ids) and (value := group.value(variant, metric, over))
         ]
         if not values:

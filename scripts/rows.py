@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-from committed import COUNTED, ROOT, RUNS, SKIPPED
+from committed import COUNTED, ROOT, RUNS, SKIPPED, read_yaml
 
 from harness.model import Case, Claim, Run, Scenario
 from harness.model.case import written
@@ -77,7 +76,7 @@ class Answer:
 
 def read(file: Path = REGISTER) -> list[Row]:
     """The rows of the register. Raises TypeError for a key that isn't one."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = read_yaml(file)
     return [_row(name, keys) for name, keys in found.items()]
 
 
@@ -102,11 +101,14 @@ class Register:
         self.scenarios = {one.name: one for one in load(sorted(SCENARIOS.glob("*.yaml")), self._ops)}
         files = sorted(file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED)
         self.runs = {file.parent.name: known_cases.load(file.parent) for file in files}
-        self._timed: dict[str, tuple[Run, list[Case]]] = {}
+        self._timed: dict[str, tuple[Run, dict[str, list[Case]]]] = {}
 
     @cached_property
     def codes(self) -> Codes:
-        return codes(self._ops.values(), "cuda")
+        """Today's code of the ops whose scenarios answer figures."""
+        named = {name for row in self.rows for figure in row.figures for name in figure.scenario}
+        ops = {self.scenarios[name].op for name in named if name in self.scenarios}
+        return codes((op for op in self._ops.values() if op.name in ops), "cuda")
 
     # ---- What a row lacks.
 
@@ -129,11 +131,15 @@ class Register:
         """Whether a run has times of a row's before and after that can be compared: nothing else differs."""
         run = self.runs[name]
         if name not in self._timed or self._timed[name][0] is not run:
-            self._timed[name] = (run, [result.case for result in run.results if result.time is not None])
+            timed: dict[str, list[Case]] = defaultdict(list)
+            for result in run.results:
+                if result.time is not None:
+                    timed[result.case.op].append(result.case)
+            self._timed[name] = (run, timed)
         found: dict[object, set[str]] = defaultdict(set)
-        for case in self._timed[name][1]:
+        for case in self._timed[name][1].get(row.op, ()):
             for side in (row.before, row.after):
-                if case.op == row.op and _is_side(case, side):
+                if _is_side(case, side):
                     found[_rest(case, side)].add(side)
         return any(sides == {row.before, row.after} for sides in found.values())
 

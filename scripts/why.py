@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import yaml
-from committed import RUNS
+from committed import RUNS, read_yaml
 
 from harness import units
 from harness.metrics import METRICS
@@ -74,7 +73,7 @@ class Reason:
 
 def reasons() -> Iterator[Reason]:
     """All reasons of the file. Raises SystemExit for a mark whose figure no committed run has."""
-    for row, entries in yaml.safe_load(FILE.read_text(encoding="utf-8")).items():
+    for row, entries in read_yaml(FILE).items():
         for name, entry in entries.items():
             yield _reason(row, name, entry)
 
@@ -93,11 +92,19 @@ def _lines(run: str) -> tuple[Line, ...]:
     return lines(known_cases.load(RUNS / run))
 
 
+@lru_cache
+def _named(run: str) -> dict[str, Line]:
+    """The cases of a run by id, and by whole id."""
+    return {key: one for one in _lines(run) for key in (one.case.id, one.case.whole_id)}
+
+
 def line(run: str, case: str, variant: str = "") -> Line:
     """A case of a committed run, or another variant of it. Raises SystemExit unless there is exactly one."""
     if variant:
         op, _, *rest = case.split("/")
         case = "/".join((op, variant, *rest))
+    if exact := _named(run).get(case):
+        return exact
     found = {one.case.id: one for one in _lines(run) if one.case.matches(case)}
     if len(found) != 1:
         raise SystemExit(f"{FILE.name}: the run {run} has {len(found)} cases like {case}; one is needed")

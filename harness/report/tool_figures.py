@@ -9,7 +9,7 @@ Metrics are computed from them (`Metric.attached`). Tables show the figures alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.model import COUNTERS, PIPE, STALL, Attachment, KernelProfile
 
@@ -32,8 +32,9 @@ def _of_kernels(found: Attachment) -> Iterator[tuple[str, float]]:
         times[kernel.name] = times.get(kernel.name, 0.0) + _seconds(kernel)
     yield from ((f"{found.tool}.kernel.{name}", seconds) for name, seconds in times.items() if seconds)
     if _are_all(found):
-        names = dict.fromkeys(name for kernel in found.kernels for name, _ in kernel.values)
-        yield from ((f"{found.tool}.{name}", value) for name in names for value in _merged(found.kernels, name))
+        told = [(kernel, dict(kernel.values)) for kernel in found.kernels]
+        names = dict.fromkeys(name for _, values in told for name in values)
+        yield from ((f"{found.tool}.{name}", value) for name in names for value in _merged(told, name))
 
 
 def _seconds(kernel: KernelProfile) -> float:
@@ -47,14 +48,14 @@ def _are_all(found: Attachment) -> bool:
     return listed >= dict(found.values).get("kernels", listed)
 
 
-def _merged(kernels: Sequence[KernelProfile], name: str) -> Iterator[float]:
-    """A counter of all kernels of a call; nothing where a kernel lacks it."""
-    known = [(kernel, value) for kernel in kernels if (value := dict(kernel.values).get(name)) is not None]
-    if len(known) < len(kernels):
+def _merged(told: Sequence[tuple[KernelProfile, Mapping[str, float]]], name: str) -> Iterator[float]:
+    """A counter of all kernels of a call, each given with its counters; nothing where a kernel lacks it."""
+    known = [(kernel, values[name]) for kernel, values in told if name in values]
+    if len(known) < len(told):
         return
     if not _is_share(name):
         yield sum(kernel.launches * value for kernel, value in known)
-    elif whole := sum(_seconds(kernel) for kernel in kernels):
+    elif whole := sum(_seconds(kernel) for kernel, _ in told):
         yield sum(_seconds(kernel) * value for kernel, value in known) / whole
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import cli, report, store
-from harness.model import Limits, Machine, Run
+from harness.model import Limits, Machine, Measurement, Run
 from harness.report import charts, limit_tables
 
 TEXTS = ["results.csv", "results.json", "report.md"]
@@ -56,10 +57,20 @@ def test_the_limits_of_a_machine_are_written_without_their_picture(
     assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
 
-def test_png_is_written_only_if_it_is_asked_for(run: Run, tmp_path: Path) -> None:
-    assert not [path for path in report.write(run, tmp_path / "usual") if path.suffix == ".png"]
-    paths = report.write(run, tmp_path / "asked", ["png"])
-    assert paths
+def test_png_is_written_only_if_it_is_asked_for(
+    run: Run,
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        for drawing in (charts, limit_tables):
+            patch.setattr(drawing, "draw", lambda *arguments: [arguments[-1]])
+        usual = report.write(run, tmp_path / "usual")
+    assert {path.suffix for path in usual} == {".csv", ".json", ".md", ".svg", ".html"}
+    paths = report.write(make_run([measured("eager", "float32", (("N", 64),))]), tmp_path / "asked", ["png"])
+    assert len(paths) == 2
     assert {path.suffix for path in paths} == {".png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,34 @@ def texts(path: Path) -> list[str]:
     return ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_same_run_gives_the_same_files_whatever_a_user_s_style(run: Run, tmp_path: Path) -> None:
-    first = report.write(run, tmp_path / "a", ["plots"])
+@pytest.fixture(scope="module")
+def draw_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Run], list[Path]]:
+    return cache(lambda run: report.write(run, tmp_path_factory.mktemp("pictures"), ["plots"]))
+
+
+@pytest.fixture
+def pictures(run: Run, draw_once: Callable[[Run], list[Path]]) -> list[Path]:
+    """The pictures of the run, which tests may read and not change."""
+    return draw_once(run)
+
+
+def said(run: Run, folder: Path) -> list[list[str]]:
+    """The texts of each figure of the run."""
+    figures, _ = plotting.plan(run)
+    return [texts(charts.draw(figure, 4e12, folder / f"{number}.svg")[0]) for number, figure in enumerate(figures)]
+
+
+def test_the_same_run_gives_the_same_files_whatever_a_user_s_style(
+    run: Run, pictures: list[Path], tmp_path: Path
+) -> None:
     frame.frame.cache_clear()
     plotting._plan.cache_clear()
     theirs = {"text.usetex": True, "axes.facecolor": "red", "lines.linewidth": 9.0, "path.sketch": (1, 100, 2)}
     with mpl.rc_context(theirs | {"svg.fonttype": "path", "figure.constrained_layout.w_pad": 1.0}):
         second = report.write(run, tmp_path / "b", ["plots"])
         assert mpl.rcParams["lines.linewidth"] == 9.0
-    assert [path.name for path in first] == [path.name for path in second]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert [path.name for path in pictures] == [path.name for path in second]
+    assert [path.read_bytes() for path in pictures] == [path.read_bytes() for path in second]
 
 
 @pytest.mark.parametrize(
@@ -105,15 +124,15 @@ def test_only_powers_of_two_are_formulas() -> None:
     assert canvas.literal(r"M, N=$\mathbf{2^{9}}$") == r"M, N=$\mathbf{2^{9}}$"
 
 
-def test_figures_are_half_a_page_wide_and_undated(run: Run, tmp_path: Path) -> None:
-    for path in report.write(run, tmp_path, ["plots"]):
+def test_figures_are_half_a_page_wide_and_undated(pictures: list[Path]) -> None:
+    for path in pictures:
         assert path.suffix == ".svg"
         assert ElementTree.parse(path).getroot().get("width") == "252pt"
         assert "dc:date" not in path.read_text()
 
 
-def test_a_figure_is_small_and_its_text_is_text_of_fonts_that_viewers_have(run: Run, tmp_path: Path) -> None:
-    for path in report.write(run, tmp_path, ["plots"]):
+def test_a_figure_is_small_and_its_text_is_text_of_fonts_that_viewers_have(pictures: list[Path]) -> None:
+    for path in pictures:
         assert len(texts(path)) > 5
         drawn = path.read_text(encoding="utf-8")
         assert "'DejaVu Sans', Verdana, sans-serif" in drawn
@@ -201,12 +220,12 @@ def test_a_scenario_may_name_the_metric_of_its_plots(measured: Build, make_run: 
 
 
 def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..., Run], tmp_path: Path) -> None:
-    report.write(in_flight(), tmp_path, ["plots"])
-    shown = texts(tmp_path / "plots" / "prelu-float32")
+    [shown] = said(in_flight(), tmp_path)
     assert {"V=4", "V=16", "bytes in flight", "Little's law, 500 ns", "ceiling"} <= set(shown)
     plotting._plan.cache_clear()
-    report.write(in_flight(replace(IN_FLIGHT, littles_law=False)), tmp_path, ["plots"])
-    assert not any("Little" in text for text in texts(tmp_path / "plots" / "prelu-float32"))
+    [shown] = said(in_flight(replace(IN_FLIGHT, littles_law=False)), tmp_path)
+    assert "ceiling" in shown
+    assert not any("Little" in text for text in shown)
 
 
 def test_little_s_law_is_straight_and_ends_at_the_fastest(
@@ -271,9 +290,9 @@ def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: 
     run = make_run([measured(name, "float32", SHAPES[0], 0.3 + i / 100) for i, name in enumerate(names)])
     figures, _ = plotting.plan(run)
     assert [(figure.layout, len(figure.rows)) for figure in figures] == [("ranking", 30), ("ranking", 30)]
-    report.write(run, tmp_path, ["plots"])
-    assert {"effective bandwidth (GB/s)", *names[30:]} <= set(texts(tmp_path / "plots" / "prelu-float32-1"))
-    assert set(names[:30]) <= set(texts(tmp_path / "plots" / "prelu-float32-2"))
+    first, second = said(run, tmp_path)
+    assert {"effective bandwidth (GB/s)", *names[30:]} <= set(first)
+    assert set(names[:30]) <= set(second)
 
 
 def test_every_case_is_in_one_page_of_many(measured: Build, make_run: MakeRun) -> None:
@@ -352,8 +371,8 @@ def test_no_label_of_the_ceilings_lies_on_another(
     assert limit_tables.draw(limits, tmp_path / "peak.svg") == []
 
 
-def test_a_picture_names_device_and_day_below_its_title(run: Run, tmp_path: Path) -> None:
-    for path in report.write(run, tmp_path, ["plots"]):
+def test_a_picture_names_device_and_day_below_its_title(pictures: list[Path]) -> None:
+    for path in pictures:
         assert "A GPU, 2026-01-01" in texts(path)
 
 

@@ -32,6 +32,9 @@ def script() -> ModuleType:
 
 SCRIPT = script()
 MUTANTS = SCRIPT.mutants()
+PRELU = "prelu/tuned/float32/*"
+ASKED = dict.fromkeys((PRELU, *(case for mutant in MUTANTS for case in mutant.cases)))
+"""The cases of all tests here, for one process: each takes a while to begin."""
 
 
 def test_there_is_a_mutant_of_each_kind() -> None:
@@ -94,8 +97,7 @@ def test_a_mutant_changes_what_its_cases_run(mutant, launched, tree: Path) -> No
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     subprocess.run(["git", "apply", str(mutant.file)], cwd=tree, env=environment, check=True)
     files = set(re.findall(r"^\+\+\+ b/(.+)$", mutant.file.read_text(), re.MULTILINE))
-    # One process for the cases of all mutants, since each takes a while to begin.
-    before = launched(TOP, *dict.fromkeys(case for each in MUTANTS for case in each.cases))
+    before = launched(TOP, *ASKED)
     found = launched(tree, *mutant.cases)
     assert found
     assert {case: why for case, after in found.items() if (why := no_effect(before[case], after, files))} == {}
@@ -109,7 +111,8 @@ def test_a_change_that_the_compiler_drops_is_none(launched, tree: Path) -> None:
     kernel.unlink()
     dropped = f'      asm volatile("" ::"r"({load}));\n'  # in PTX it uses nothing, and ptxas has the last word
     kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
-    (before,), (after,) = (launched(place, "prelu/tuned/float32/*").values() for place in (TOP, tree))
+    ((case, after),) = launched(tree, PRELU).items()
+    before = launched(TOP, *ASKED)[case]
     assert no_effect(before, after, {"kernels/activation/prelu.cu"}) == "its kernels' machine code is the same"
     assert no_effect(before, after, {"harness/collection/ops/activation/prelu.py"}) == "it launches the same"
 

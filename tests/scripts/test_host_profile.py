@@ -42,13 +42,22 @@ def slow() -> int:
 
 
 def test_functions_are_ranked_by_their_own_time_a_step(script):
-    first, *_ = found = list(script.by_function(Steps()))
-    assert first[1:] == (5.0, "~:0 <built-in method builtins.sum>")
+    found = list(script.by_function(Steps()))
     line = slow.__code__.co_firstlineno
-    assert (5.0, f"test_host_profile.py:{line} slow") in [one[1:] for one in found]
-    times = [one[0] for one in found]
+    named = {name: calls for _, calls, name in found}
+    assert named["~:0 <built-in method builtins.sum>"] == named[f"test_host_profile.py:{line} slow"] == 5.0
+    times = [time for time, *_ in found]
     assert times == sorted(times, reverse=True)
-    assert times[0] > 0
+
+
+def test_the_time_of_what_a_function_calls_is_not_its_own(script, monkeypatch):
+    """Each function with two calls in all, its own seconds, and the seconds until it returns."""
+    seconds = {"outer": (0.5e-3, 9.0), "inner": (4e-3, 4e-3), "other": (2e-3, 5.0)}
+    stats = {(f"/a/{name}.py", 7, name): (2, 2, own, whole, {}) for name, (own, whole) in seconds.items()}
+    monkeypatch.setattr(script.pstats, "Stats", lambda _: SimpleNamespace(stats=stats))
+    monkeypatch.setattr(script, "STEPS", 2)
+    found = list(script.by_function(Steps()))
+    assert found == [(2.0, 1.0, "inner.py:7 inner"), (1.0, 1.0, "other.py:7 other"), (0.25, 1.0, "outer.py:7 outer")]
 
 
 def test_rungs_take_turns_and_each_round_has_a_time_of_each(script, monkeypatch):
@@ -74,10 +83,11 @@ def test_an_interval_around_the_bar_tells_nothing(script):
     assert line.endswith("| can't tell |")
 
 
-def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys):
+def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys, one_thread):
     """On a CPU, with a model that is tiny."""
     monkeypatch.setattr(script, "ROUNDS", 6)
     monkeypatch.setattr(script, "WARM", 1)
+    monkeypatch.setattr(script, "STEPS", 1)
     monkeypatch.setattr(sys, "argv", ["host_profile.py", "swin_train", "swin_toy", "2", "fused_norm_adam:half_norm"])
     script.main()
     line = capsys.readouterr().out.splitlines()[-1]

@@ -224,6 +224,8 @@ def test_the_check_writes_nothing_and_says_what_differs(
     register: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setattr(SCRIPT, "Register", lambda _: register)
+    made = SCRIPT.PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(SCRIPT, "page", lambda of: made if of is register else "")
     monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
     for name in ("PAGE", "LIST"):
         copy = tmp_path / f"{name}.md"
@@ -235,6 +237,7 @@ def test_the_check_writes_nothing_and_says_what_differs(
     assert SCRIPT.PAGE.read_text() == "old"
     assert "PAGE.md: differs from the runs; run scripts/make_rows.py" in capsys.readouterr().out
     assert SCRIPT.main([]) == 0
+    assert SCRIPT.PAGE.read_text(encoding="utf-8") == made
     assert SCRIPT.main(["--check"]) == 0
     wrong = list(SCRIPT.unreleasable(register))
     assert SCRIPT.main(["--release"]) == (1 if wrong else 0)

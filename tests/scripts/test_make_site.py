@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +125,27 @@ def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+def test_sphinx_is_asked_to_fail_on_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import make_site
+
+    asked: list[list[str]] = []
+
+    def ended(code: int) -> None:
+        def run(command: list[str], **_: object) -> SimpleNamespace:
+            asked.append(command)
+            return SimpleNamespace(returncode=code)
+
+        monkeypatch.setattr("make_site.subprocess.run", run)
+
+    for code, is_made in ((0, True), (1, False)):
+        ended(code)
+        assert make_site.strict(tmp_path / "source", tmp_path / "site") is is_made
+    assert asked[0][1:3] == ["-m", "sphinx"]
+    assert {"--fail-on-warning", "--nitpicky"} < {*asked[0]}
+    assert asked[0][-2:] == [str(tmp_path / "source"), str(tmp_path / "site")]
+
+
+@pytest.mark.slow  # the test above has what Sphinx is asked, tests/test_links.py the links of all pages
 @pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_sphinx_refuses_a_page_with_a_broken_link(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()

@@ -68,19 +68,18 @@ def test_a_typed_figure_would_be_noticed(figure: str) -> None:
     assert typed(f"It reaches <!-- figure a b -->{figure}<!-- end --> there, and `{figure}` is code.") == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: text.replace("| 1024 |", "| 1025 |", 1),
-        lambda text: re.sub(r"(<!-- figure [^>]*-->)[^<]*", r"\g<1>9.99x", text, count=1),
-        lambda text: text.replace(" torch 2", " torch 3", 1),
-    ],
-    ids=["table", "figure", "torch"],
-)
-def test_a_changed_figure_fails_the_check(change: Callable[[str], str], runs: Any) -> None:
-    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
-    assert change(text) != text
-    assert SCRIPT.written(change(text), runs) == text
+def test_a_changed_figure_fails_the_check(runs: Any) -> None:
+    """Each change by itself is one of the text, and all of them are put right."""
+    changes: dict[str, Callable[[str], str]] = {
+        "table": lambda text: text.replace("| 1024 |", "| 1025 |", 1),
+        "figure": lambda text: re.sub(r"(<!-- figure [^>]*-->)[^<]*", r"\g<1>9.99x", text, count=1),
+        "torch": lambda text: text.replace(" torch 2", " torch 3", 1),
+    }
+    text = changed = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    for name, change in changes.items():
+        before, changed = changed, change(changed)
+        assert changed != before, name
+    assert SCRIPT.written(changed, runs) == text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from harness.gate.records import CaseEvidence, Decision, Finding, GateRun, Margi
 from harness.model import Case
 from harness.report import canvas, gate
 from harness.report.gate.formats import plot
+from tests.rare import rare
 
 Evidence = Callable[..., CaseEvidence]
 MakeCase = Callable[..., Case]
@@ -57,7 +58,7 @@ def test_the_margin_is_a_line_with_a_step_where_a_case_has_its_own(
 
 
 @pytest.mark.parametrize(
-    ("losses", "margin"), [([0.0], 0.01), ([0.0, -0.6, 0.3], 0.2), ([-0.03] * 12, 0.01), ([0.0] * 59 + [-0.4], 0.2)]
+    ("losses", "margin"), [([0.0], 0.01), ([0.0, -0.6, 0.3], 0.2), ([-0.03] * 12, 0.01), rare([0.0] * 59 + [-0.4], 0.2)]
 )
 def test_no_label_lies_on_another(
     losses: Sequence[float],
@@ -91,7 +92,14 @@ def compared(
 
 @pytest.mark.parametrize(
     ("ratio", "count", "margin"),
-    [(1.0, 4, 0.0), (1.0001, 1, 0.0005), (0.97, 1, 0.45), (1e-3, 4, 0.99), (4000.0, 1, 0.0), (1e-3, 4, 0.0005)],
+    [
+        (1.0, 4, 0.0),
+        (1.0001, 1, 0.0005),
+        (0.97, 1, 0.45),
+        rare(1e-3, 4, 0.99),
+        (4000.0, 1, 0.0),
+        rare(1e-3, 4, 0.0005),
+    ],
 )
 def test_any_margin_and_any_difference_can_be_drawn(
     ratio: float,
@@ -113,8 +121,10 @@ def test_any_margin_and_any_difference_can_be_drawn(
 @pytest.mark.parametrize(
     ("pair", "others"),
     [
-        *(((1.0, now), []) for now in (math.nan, math.inf, 0.0)),
-        *((pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((math.nan, 1.0), (0.0, 1.0), (1e300, 1e-300), (1e300, 1e-8))),
+        ((1.0, math.nan), []),
+        *(rare((1.0, now), []) for now in (math.inf, 0.0)),
+        *((pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((0.0, 1.0), (1e300, 1e-300))),
+        *(rare(pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((math.nan, 1.0), (1e300, 1e-8))),
     ],
 )
 def test_a_pair_without_a_number_is_told_and_the_others_are_drawn(
@@ -152,7 +162,9 @@ def test_as_many_cases_are_drawn_as_fit_into_a_picture() -> None:
     assert (plot._AROUND + plot._ROW * plot._MOST_ROWS) * canvas._DPI < 2**16
 
 
-@pytest.mark.parametrize(("count", "most", "drawn"), [(200, plot._MOST_ROWS, 200), (30, 20, 20)])
+@pytest.mark.parametrize(
+    ("count", "most", "drawn"), [rare(200, plot._MOST_ROWS, 200), (12, plot._MOST_ROWS, 12), (30, 20, 20)]
+)
 def test_many_cases_make_a_tall_picture_of_the_worst(
     count: int,
     most: int,

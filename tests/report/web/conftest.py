@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,25 @@ PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect w
 SHARES = {"eager": 0.5, "compile": 0.8, "tuned": 0.9}
 SIZES = (49, 4096, 16384)
 CLOCKS = Conditions(sm_clock_hz=1.98e9, temperature_c=48.0, power_w=500.0)
+
+
+USUAL = {"width": 1280, "height": 900}
+FOLLOW = """fragment => {
+  history.replaceState(null, "", fragment || location.pathname);
+  Page.changed();
+  scrollTo(0, 0);
+}"""
+BODY = "document.body.outerHTML"
+BACK = f"""async () => {{
+  ({FOLLOW})("");
+  for (const one of document.querySelectorAll("details[open]")) one.open = false;
+  for (const part of ["drawer-title", "drawer-parts", "drawer-body", "changes"]) Page.at(part).replaceChildren();
+  Page.at("changes").hidden = true;
+  document.activeElement.blur();
+  await new Promise((done) => setTimeout(done));
+  return {BODY};
+}}"""
+"""Takes back what readers do most, and gives what is there then. A plot is drawn after the event that asks for it."""
 
 
 class Anything(dict[str, bytes]):
@@ -79,15 +98,49 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def tab(chromium: Any) -> Any:
+@dataclass
+class Tab:
     """A page that tests share: a page of a test's own is a process of its own, which takes seconds to start."""
-    return chromium.new_page()
+
+    page: Any
+    content: str = ""
+    """The file that stands in the page as if just opened without a fragment; empty if none does."""
+    body: str = ""
+    """The elements of the page when the file was opened."""
+
+    def show(self, file: Path, fragment: str, color_scheme: str, anew: bool) -> None:
+        content = file.read_text(encoding="utf-8")
+        if anew or content != self.content:
+            self.content = ""
+            self.page.emulate_media(media="screen", color_scheme=color_scheme)
+            self.page.goto("about:blank")  # where a fragment alone differs, a page stays what it was
+            self.page.goto(f"{file.as_uri()}{fragment if anew else ''}")
+            self.page.wait_for_function("() => document.documentElement.dataset.ready === 'yes'")
+        if not anew:
+            self.content, self.body = content, self.body if self.content else self.page.evaluate(BODY)
+            self.page.evaluate(FOLLOW, fragment)
+
+    def take_back(self) -> None:
+        """Take back what was done to the page. A page that isn't as it was then isn't used again."""
+        self.page.set_viewport_size(USUAL)
+        if self.content and self.page.evaluate(BACK) != self.body:
+            self.content = ""
+
+
+@pytest.fixture(scope="session")
+def tab(chromium: Any) -> Tab:
+    page = chromium.new_page()
+    page.set_default_timeout(20_000)
+    return Tab(page)
 
 
 @pytest.fixture
-def opened(chromium: Any, tab: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a file, and at the end fails if the page asked for anything, or wrote anything to the console."""
+def opened(chromium: Any, tab: Tab) -> Iterator[Callable[..., Any]]:
+    """Opens a file, and at the end fails if the page asked for anything, or wrote anything to the console.
+
+    Most tests share the page of a file that was opened without a fragment, and follows theirs. `anew` opens the file
+    with its fragment; so does another width or colour.
+    """
     heard: list[str] = []
     files: list[Path] = []
     pages: list[Any] = []
@@ -103,27 +156,32 @@ def opened(chromium: Any, tab: Any) -> Iterator[Callable[..., Any]]:
         size: tuple[int, int] = (1280, 900),
         color_scheme: str = "light",
         javascript: bool = True,
+        anew: bool = False,
     ) -> Any:
         files.append(file)
-        page = tab if javascript else chromium.new_page(java_script_enabled=False)
-        page.set_default_timeout(20_000)
+        page = tab.page if javascript else chromium.new_page(java_script_enabled=False)
+        if page in pages:
+            tab.take_back()
+        else:
+            pages.append(page)
+            for event, listen in told.items():
+                page.on(event, listen)
         page.set_viewport_size({"width": size[0], "height": size[1]})
-        page.emulate_media(media="screen", color_scheme=color_scheme)
-        page.goto("about:blank")  # where a fragment alone differs, a page stays what it was
-        for event, listen in told.items() if page not in pages else ():
-            page.on(event, listen)
-        pages.append(page)
-        page.goto(f"{file.as_uri()}{fragment}")
         if javascript:
-            page.wait_for_function("() => document.documentElement.dataset.ready === 'yes'")
+            tab.show(file, fragment, color_scheme, anew or size[0] != USUAL["width"] or color_scheme != "light")
+        else:
+            page.goto(f"{file.as_uri()}{fragment}")
         return page
 
     yield open_page
-    for page in set(pages):
-        page.goto("about:blank")
+    for page in pages:
+        if page is tab.page:
+            tab.take_back()
+        if page is not tab.page or not tab.content:
+            page.goto("about:blank")
         for event, listen in told.items():
             page.remove_listener(event, listen)
-        if page is not tab:
+        if page is not tab.page:
             page.close()
     assert heard == []
 

@@ -316,9 +316,6 @@ def test_all_six_tools_that_watch_calls_are_noted(monkeypatch, number):
     assert intact.replaced() == f"{HOOKS} was changed {UNBELIEVED}"
 
 
-# ---- Settings.
-
-
 def settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], tuple[Any, Any]]]:
     """Each setting: how it is read, how it is written, and two values: one is another one than it has."""
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -391,7 +388,7 @@ def test_a_setting_that_torch_does_not_tell_stays_and_one_that_is_as_it_was_is_n
     monkeypatch.setattr(torch, "get_num_threads", refused)
     with intact.settings_kept():
         begun.append(True)
-    assert written == []
+    assert not written
 
 
 def test_without_torch_there_is_nothing_to_note_and_to_give_back(monkeypatch):

@@ -18,11 +18,9 @@ import pytest
 
 from harness import devices, metrics, runner, source, store
 from harness.errors import MachineError, UsageError
-from harness.limits import Needs
-from harness.model import Code, Header, Job, Limits, Measurement, Run, StreamPoint, Work
-from harness.ops import Catalogue, Op
+from harness.model import Code, Header, Job, Limits, Measurement, Run, StreamPoint
+from harness.ops import Catalogue
 from harness.processes import team
-from harness.scenario import Plan
 from tests.rare import rare
 
 MakeJob = Callable[..., Job]
@@ -340,34 +338,6 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
     monkeypatch.setattr(source, "code", lambda op, *_, **__: Code(op, "other"))
     with pytest.raises(UsageError, match="the code that measured fault has changed"):
         repeated.run(resume=True)
-
-
-def test_a_measurement_that_cannot_be_true_is_a_crashed_case(job: MakeJob) -> None:
-    """A run with it couldn't be read again, and all its other results with it."""
-    measured = Measurement(job("fine").case, "ok", (0.0, 1e-6), process=2, code=Code("fault", "c0de"))
-    checked = runner.judged(measured, Limits())
-    assert (checked.status, checked.case, checked.process) == ("crashed", measured.case, 2)
-    assert checked.code == measured.code
-    assert checked.error
-    assert checked.error.startswith("what was measured can't be true: a call takes 0.0 s")
-    sound = replace(measured, samples=(1e-6,))
-    assert runner.judged(sound, Limits()) == sound
-
-
-def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:
-    product = Op("product", "", {"N": ""}, flops={"float16": "2 * N", "int8": "0 * N"})
-    ring = Op("ring", "", {"N": ""}, work=lambda s, _: Work(read=s["N"], sent=s["N"]))
-    product.variant("exact", "", arithmetic="float32")(lambda ctx: lambda t: None)
-    ring.variant("v", "")(lambda ctx: lambda t: None)
-    product.variant("v", "")(lambda ctx: lambda t: None)
-    jobs = [job("v", op=op) for op in ("product", "ring")]
-    jobs.append(replace(jobs[1], case=replace(jobs[1].case, world=4)))
-    assert runner.needs(Plan((), tuple(jobs), {"product": product, "ring": ring})) == Needs(
-        kinds=("float16",), worlds=(4,)
-    )
-    jobs.append(job("exact", op="product"))
-    assert runner.needs(Plan((), tuple(jobs), {"product": product, "ring": ring})).kinds == ("float16", "float32")
-    assert runner.needs(Plan((), tuple(jobs), {})) == Needs()
 
 
 def test_resuming_nothing_is_refused(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:

@@ -233,3 +233,15 @@ def _visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
     for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
         if text.get_text().strip() and text.get_visible():
             yield text.get_text(), Text.get_window_extent(text)  # an annotation's has its leader too
+
+
+def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The axes of the run's only figure."""
+    from harness.report import charts, plotting  # with matplotlib, which few tests need
+
+    monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
+    (figure,), _ = plotting.plan(run)
+    drawing: Any
+    (drawing,) = charts.draw(figure, 4e12, folder / "x.svg")
+    drawing.draw_without_rendering()
+    return drawing.axes[0]

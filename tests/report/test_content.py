@@ -26,7 +26,6 @@ from harness.model import (
     Measurement,
     Run,
     Scenario,
-    Warning,
     Work,
 )
 from harness.ops.codes import Codes
@@ -390,15 +389,3 @@ def test_the_command_compares_with_the_code_that_is_there(measured: Build, make_
     assert ["**depth**: how deep the queue was" in text for text in (without, with_plugin)] == [False, True]
     plugin.write_text(f"{PLUGIN}CHANGED = 1\n")
     assert "mine (code " in page(f"--ops={plugin}")
-
-
-def test_the_hint_on_noise_is_of_the_worst_case(
-    measured: Callable[..., Measurement], make_run: Callable[..., Run]
-) -> None:
-    def noisy(variant: str, spread: float) -> Measurement:
-        own = measured(variant, "float32", (("N", 64),))
-        samples = tuple(1e-6 * (1 + spread * (n % 5)) for n in range(20))
-        return replace(own, samples=samples, warnings=(Warning("noisy", f"{variant} varies", "sample for longer"),))
-
-    notes = preface.warnings(make_run([noisy("eager", 0.01), noisy("compile", 0.2), noisy("tuned", 0.05)]))
-    assert [(note.text, note.label) for note in notes] == [("compile varies", "noisy in 3 cases, such as")]

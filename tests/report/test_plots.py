@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ from harness import report
 from harness.model import Curve, Limits, Measurement, Run, Work
 from harness.report import canvas, charts, frame, plotting
 from tests.rare import rare
+from tests.report.conftest import drawn
 
 Build = Callable[..., Measurement]
 Apart = Callable[[Any, Path], list[Path]]
@@ -275,16 +275,6 @@ def test_values_that_span_many_decades_have_a_logarithmic_axis(
     assert (axes.get_ylim()[0] == 0) == (scale == "linear")
 
 
-def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The axes of the run's only figure."""
-    monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
-    (figure,), _ = plotting.plan(run)
-    drawing: Any
-    (drawing,) = charts.draw(figure, 4e12, folder / "x.svg")
-    drawing.draw_without_rendering()
-    return drawing.axes[0]
-
-
 def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: MakeRun, tmp_path: Path) -> None:
     names = [f"v{i}" for i in range(60)]
     run = make_run([measured(name, "float32", SHAPES[0], 0.3 + i / 100) for i, name in enumerate(names)])
@@ -387,30 +377,3 @@ def test_an_interval_wider_than_its_mark_has_an_error_bar(
     # The second and the tenth of 11 samples bound the median.
     moved = 2 * 4 * 128 * 64 * 112 / 1e9
     assert (low, high) == pytest.approx((moved / 4.8e-6, moved / 3.2e-6))
-
-
-def test_no_line_goes_through_sizes_that_were_not_measured(
-    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gap = [measured("tuned", "float32", shape) for shape in SWEEP if shape != SWEEP[2]]
-    axes = drawn(make_run([measured("eager", "float32", shape) for shape in SWEEP] + gap), tmp_path, monkeypatch)
-    found = {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
-    assert [value > 0 for value in found["eager"]] == [True] * 5
-    assert [value > 0 for value in found["tuned"]] == [True, True, False, True, True]
-
-
-def test_sizes_between_powers_of_two_stand_apart_from_the_line(
-    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [16, 64, 1021, 1022, 1023, 1024, 4096, 2**15, 2**17]
-    cases = [measured("eager", "float32", (("N", size),)) for size in sizes]
-    axes = drawn(make_run(cases), tmp_path, monkeypatch)
-    (through,) = [line for line in axes.get_lines() if line.get_label() == "eager"]
-    (apart_,) = [line for line in axes.get_lines() if line.get_markerfacecolor() == "white" and line.get_xdata().size]
-    assert list(through.get_xdata()) == [16, 64, 1024, 4096, 2**15, 2**17]
-    assert apart_.get_linestyle() == "None"
-    places = [*apart_.get_xdata(), 1024]
-    assert places == sorted(places)
-    assert all(after / before > 1.05 for before, after in itertools.pairwise(places))
-    labels = [label.get_text() for label in axes.get_xticklabels(minor=True)]
-    assert labels == ["1021", "1022", "1023"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -267,3 +268,21 @@ def test_a_run_in_processes_of_its_own(slow_machine: Limits, tmp_path: Path, mon
     assert list(run.frame()["status"]) == ["ok"]
     assert run.run.limits == slow_machine
     assert hb.compare(run, run.folder).geomean == 1.0
+
+
+@pytest.mark.slow  # a run of this process is above; what measures limits is tested in tests/test_limits.py
+def test_a_run_from_a_script_of_a_user_measures_limits_too(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("title: one\nop: copy\nshapes: [{N: 256}]\ndtypes: [float32]\n")
+    program = """
+import sys, harness as hb, harness.api.runs as runs
+runs.write_apart = lambda folder, plugins: 0
+asked = {"only": "*/float32/*", "variants": ["eager"], "ops": sys.argv[1:], "device": "cpu"}
+run = hb.run("one.yaml", max_time=0.01, output="r", **asked)
+print(*run.frame()["status"], bool(run.run.limits), hb.compare(run, run.folder).geomean)
+"""
+    # The plug-in changes the process that loads it, so that limits take no time.
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py", str(ROOT / "tests" / "plugins" / "small.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["ok", "True", "1.0"], done.stderr

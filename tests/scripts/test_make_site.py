@@ -125,6 +125,7 @@ def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_sphinx_is_asked_to_fail_on_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import make_site
 

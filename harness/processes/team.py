@@ -38,6 +38,7 @@ _START_LIMIT = 300.0
 # Seconds between two looks at the processes. A death closes the pipe, which is noticed at once, unless a child of the
 # dead process holds the pipe open.
 _LOOK_EVERY = 0.5
+_DEATH_LIMIT = 20.0  # seconds that a process with a closed pipe has to end: the kernel may write its memory down first
 _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
@@ -183,7 +184,7 @@ class Team:
                 if said := [answer for answer in found if answer]:
                     answers[rank.number] = self._only(rank, said)
                 if not may_say_more and rank.number not in answers:
-                    raise LostError("crashed", self._fates())
+                    raise LostError("crashed", self._fates(rank))
             if not hurried and any(map(_is_bad, answers.values())):
                 hurried = True
                 deadline = min(deadline, time.monotonic() + GRACE)
@@ -232,11 +233,15 @@ class Team:
             case _:
                 raise LostError("crashed", f"rank {rank.number} answered '{reply.kind}' to question {self._asked}")
 
-    def _fates(self) -> str:
-        """How each dead rank ended, with the last of its standard error; ranks killed by a signal first."""
+    def _fates(self, closed: RankHandle) -> str:
+        """How each dead rank ended, with the last of its standard error; ranks killed by a signal first.
+
+        closed: the rank whose pipe closed, so it is dead or about to be.
+        """
+        closed.wait(time.monotonic() + _DEATH_LIMIT)
         self._wait()
         dead = sorted((rank for rank in self._ranks if rank.status is not None), key=lambda rank: rank.status or 0)
-        return self._join([(rank, rank.fate) for rank in dead]) or "closed its pipe of replies"
+        return self._join([(rank, rank.fate) for rank in dead] or [(closed, "closed its pipe of replies")])
 
     def _overdue(self, waiting: Sequence[RankHandle], limit: float) -> str:
         """What the ranks that haven't answered were doing when their time was up."""

@@ -50,6 +50,9 @@ elif variant == "exits":
     os._exit(7)
 elif variant == "is killed":
     os.kill(os.getpid(), 9)
+elif variant == "closes its pipe":
+    os.close(FD)
+    time.sleep(600)
 elif variant == "forks":
     if os.fork() == 0:
         time.sleep(600)
@@ -177,6 +180,21 @@ def test_a_rank_that_dies_is_named_with_its_last_words(measure: Measure) -> None
     found = measure("dies")
     assert found.status == "crashed"
     assert found.error == "rank 1: killed by signal SIGABRT\nassertion failed"
+
+
+def test_a_death_that_takes_longer_than_the_others_are_given_is_told(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe closes first; the kernel may write its memory to a file before its parent learns of its end."""
+    monkeypatch.setattr(team, "GRACE", 0.0)
+    assert measure("dies").error == "rank 1: killed by signal SIGABRT\nassertion failed"
+
+
+def test_a_process_that_closes_its_pipe_and_lives_on_is_named(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "_DEATH_LIMIT", 0.0)
+    assert measure("closes its pipe", world=1).error == "closed its pipe of replies"
 
 
 @pytest.mark.parametrize(

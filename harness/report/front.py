@@ -161,5 +161,9 @@ def kernel(op: str) -> str:
     if file is None:
         return ""
     root = Path(source.__file__).parent.parent
-    inside = [path.relative_to(root).as_posix() for path in source.to_read(file) if path.is_relative_to(root)]
+    try:
+        read = source.to_read(file)
+    except OSError:  # a user's file, which is gone since it was loaded
+        return ""
+    inside = [path.relative_to(root).as_posix() for path in read if path.is_relative_to(root)]
     return next((path for path in inside if path.endswith(f"/{op}.cu")), next(iter(inside), ""))

@@ -10,6 +10,7 @@ import pytest
 
 from harness.model import Measurement, Run
 from harness.ops import Catalogue
+from harness.ops.sheet import Op
 from harness.report import build, front
 from harness.report.formats.markdown import render
 
@@ -77,6 +78,15 @@ def test_variants_are_explained_with_their_rows() -> None:
     cells = [column.cells for column in legend.columns]
     assert cells[:3] == [("packed", "mine"), ("published", "ours"), ("R2, R3", "")]
     assert cells[3] == (Catalogue()["prelu"].variants["packed"].summary, "")
+
+
+def test_a_page_is_made_where_the_file_of_an_op_is_gone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, whose op was in a file that lives no longer than the measuring."""
+    monkeypatch.setattr(front, "LOADED", {"prelu": Op("prelu", "", symbols={}, file=tmp_path / "gone.py")})
+    assert front.kernel("prelu") == ""
+    assert "## Variants and rows" in render(build.page(run))
 
 
 def test_a_long_table_is_folded(lost: Callable[[int], Run]) -> None:

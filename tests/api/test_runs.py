@@ -217,6 +217,7 @@ def test_bytes_outputs_and_variants_are_declared_in_one_call() -> None:
     assert list(frame["moved_bytes"]) == [3 * 32 * 8] * 2
 
 
+@pytest.mark.slow
 def test_a_bundled_op_gets_a_variant_for_this_handle_only() -> None:
     softmax = hb.op("softmax")
 

@@ -206,6 +206,7 @@ def aligned(ctx):
 """
 
 
+@pytest.mark.slow
 def test_extreme_values_and_unaligned_tensors_are_tried(checked: Callable[..., Result], folder: Path) -> None:
     (folder / "awkward.py").write_text(AWKWARD)
     done = checked("--ops=awkward.py")

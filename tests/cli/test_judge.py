@@ -50,6 +50,7 @@ def op(folder: Path) -> None:
     (folder / "doubling.py").write_text(OP)
 
 
+@pytest.mark.slow  # tests/judge has such candidates, the next test the command
 def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
     (folder / "mine.py").write_text("import torch\n\ndef double(x):\n    return x + x\n")
     done = harness("judge", "mine.py", *QUICK, "--seed=7", "--format=json", "--output=page.json", "--at-least=0.0001x")

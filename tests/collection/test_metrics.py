@@ -69,6 +69,7 @@ NEIGHBOURS = ("items tokens of_peak", "kept memory of_expected efficiency", "kep
               "training_loss loss_ratio gemm_share attention_share roll_share")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [rare("harness.collection.steps.training._scaling"), "harness.collection.steps.pipeline"]
 )

@@ -133,6 +133,7 @@ def test_a_changed_header_is_noticed(cache, tmp_path, name):
     assert cubin(source, {}, "sm_90") != before
 
 
+@pytest.mark.slow
 def test_processes_may_share_the_cache(cache, tmp_path):
     script = tmp_path / "four.py"
     script.write_text(

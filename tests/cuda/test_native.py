@@ -30,6 +30,7 @@ def library():
     return file
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once(empty_cache, monkeypatch):
     assert hasattr(native.built(), "Memo")
     (library,) = empty_cache.iterdir()

@@ -221,6 +221,7 @@ def repeated(run: Measured) -> Callable[[str, float], Path]:
     return make
 
 
+@pytest.mark.slow
 def test_the_gate_passes_an_equal_run_and_fails_a_slower_one(
     repeated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

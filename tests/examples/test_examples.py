@@ -82,6 +82,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["case"]: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_ops_and_variants_are_measured(measured: str, folder: Path) -> None:
     status = {case: row["status"] for case, row in rows(folder).items()}
     assert status == dict.fromkeys(
@@ -91,6 +92,7 @@ def test_ops_and_variants_are_measured(measured: str, folder: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_metric_of_one_s_own_is_a_column_and_makes_a_sentence(measured: str, folder: Path) -> None:
     assert "$/TB" in measured
     assert "eager is the cheapest" in measured
@@ -113,6 +115,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     tools.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_tool_of_one_s_own_counts_operators(tmp_path: Path) -> None:
     case = Case("silu_gate", "eager", "float32", (("M", 4), ("N", 8)), device="cpu")

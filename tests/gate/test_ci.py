@@ -124,6 +124,7 @@ def test_what_cannot_be_found_says_how(origin: Path, clone: Clone) -> None:
     assert "fetch-depth: 0" in offline.value.advice
 
 
+@pytest.mark.slow  # test_sides.py has the submodules of both sides
 def test_a_submodule_is_fetched_at_the_commit_of_the_base(tmp_path: Path) -> None:
     inner, outer, root = (tmp_path / name for name in ("inner", "outer", "clone"))
     for repository in (inner, outer):

@@ -63,6 +63,7 @@ def pair(body: str, new: str) -> str:
     return ADD.replace("return NEW", f"return {new}").replace("return BODY", f"return {body}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("functions_noted")
 def test_a_reference_of_its_own_and_weights_that_are_copied(judged):
     found = judged(NEW, {"ref.py": REFERENCE}, reference="ref.py")

@@ -39,6 +39,7 @@ def test_every_dtype_of_the_op_unless_told(doubling):
     assert [one.case.split("/")[2] for one in doubling(RETURNS).timed] == ["float32", "float16"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("functions_noted")
 def test_a_variant_that_a_file_adds(doubling):
     text = """

@@ -35,6 +35,7 @@ def test_a_process_whose_reply_is_replaced(workers: Workers) -> None:
     assert "__main__._Pipe.send was replaced while the case ran" in str(found.error)
 
 
+@pytest.mark.slow
 def test_a_reply_of_the_case_itself(workers: Workers) -> None:
     found = workers.measure(asked("answers"))
     assert (found.status, found.time) == ("crashed", None)

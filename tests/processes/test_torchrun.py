@@ -87,6 +87,7 @@ def has_answered(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late[0]))
 
 
+@pytest.mark.slow  # test_team.py has such ranks
 def test_a_rank_that_a_keeper_has_may_die_or_hang_and_the_next_case_is_right(
     measure: Measure, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_case_that_kills_its_process_costs_only_itself(tmp_path: Path) -> None
     }  # fmt: skip
 
 
+@pytest.mark.slow  # the next test has a process that dies
 @pytest.mark.usefixtures("fake_ncu")
 def test_a_case_that_ends_by_an_error_is_followed_by_another_process(tmp_path: Path) -> None:
     found, _ = profiled(tmp_path, "crashed", "fine")

@@ -35,6 +35,7 @@ def test_texts_are_on_the_disk_before_the_first_picture(
     assert seen == [set(TEXTS)] * 4
 
 
+@pytest.mark.slow
 def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_the_limits_of_a_machine_are_written_without_their_picture(
     assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_png_is_written_only_if_it_is_asked_for(
     run: Run,
     measured: Callable[..., Measurement],

@@ -58,6 +58,7 @@ def test_tables_for_other_programs_are_not_kept_beside_the_records() -> None:
     assert {"/reports/h200/*/results.csv", "/reports/h200/*/results.json"} <= set(ignored)
 
 
+@pytest.mark.slow  # the next test compares their texts
 def test_pictures_of_reference_runs_show_what_the_records_give(tmp_path: Path) -> None:
     assert Catalogue()  # ops define figures of their own
     pictures = sorted(REPORTS.glob("*/plots/*"))

@@ -103,6 +103,7 @@ def test_a_mutant_changes_what_its_cases_run(mutant, launched, tree: Path) -> No
     assert {case: why for case, after in found.items() if (why := no_effect(before[case], after, files))} == {}
 
 
+@pytest.mark.slow
 def test_a_change_that_the_compiler_drops_is_none(launched, tree: Path) -> None:
     kernel = tree / "kernels" / "activation" / "prelu.cu"
     text, place = kernel.read_text(), "      process(pack[k], alpha, head + i * Pack<T>::SIZE, rows);\n"

@@ -83,6 +83,7 @@ def test_an_interval_around_the_bar_tells_nothing(script):
     assert line.endswith("| can't tell |")
 
 
+@pytest.mark.slow
 def test_the_table_holds_our_rungs_to_torchs(script, monkeypatch, capsys, one_thread):
     """On a CPU, with a model that is tiny."""
     monkeypatch.setattr(script, "ROUNDS", 6)

@@ -97,5 +97,6 @@ def test_the_newest_run_of_a_case_counts(machine: Path) -> None:
     assert "[again]" not in page
 
 
+@pytest.mark.slow
 def test_the_committed_pages_are_as_the_runs_have_them() -> None:
     assert SCRIPT.main(["--check"]) == 0, "run scripts/make_audit.py"

@@ -64,6 +64,7 @@ def with_row(register: Any, row: Any) -> None:
 # ---- What is committed.
 
 
+@pytest.mark.slow
 def test_the_pages_are_as_the_runs_have_them(register: Any) -> None:
     assert SCRIPT.page(register) == SCRIPT.PAGE.read_text(encoding="utf-8"), "run scripts/make_rows.py"
     text = SCRIPT.LIST.read_text(encoding="utf-8")

@@ -81,6 +81,7 @@ class A:
     assert [*found.values()][-1].source == source.replace(b"return n", b"return None")
 
 
+@pytest.mark.slow
 def test_each_module_has_tests_and_each_mutant_that_changes_nothing_is_one():
     modules, equal = mutate.written()
     for pattern, tests in modules.items():

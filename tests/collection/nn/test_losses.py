@@ -104,6 +104,7 @@ def test_embedding_says_which_padding_does_not_exist():
         nn.embedding(torch.zeros(2, dtype=torch.long), torch.ones(7, 5), 7)
 
 
+@pytest.mark.slow  # test_operators.py has a compiled function
 def test_losses_are_traced_by_a_compiler_without_a_break(unmeasured_guards):
     _, targets = batch(10, 13)
     weight = torch.randn(13, 6).requires_grad_()

@@ -53,7 +53,10 @@ def test_gradients_and_their_gradients(tools, name):
     assert torch.autograd.gradgradcheck(restarted(function), inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", EVERY)
+COMPILED = ("three_dropouts", "batch_norm_alone")
+
+
+@pytest.mark.parametrize("name", [name if name in COMPILED else rare(name) for name in EVERY])
 def test_a_compiler_takes_them_without_a_break(tools, name):
     function, shapes = EVERY[name]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
@@ -141,8 +144,11 @@ CALLED = {
 }
 
 
-# The operators of both norms are registered alike, and those of both partitions.
-@pytest.mark.parametrize("name", [rare(name) if name in ("rms_norm", "window_reverse") else name for name in CALLED])
+# The operators of both norms are registered alike, and the operators of both partitions.
+ALIKE = ("rms_norm", "window_reverse", "window_attention")
+
+
+@pytest.mark.parametrize("name", [rare(name) if name in ALIKE else name for name in CALLED])
 def test_they_are_what_torch_asks_of_operators(tools, name):
     shapes, others = CALLED[name]
     operator = getattr(torch.ops.harness, name).default

@@ -105,6 +105,7 @@ def test_a_graph_with_a_rate_on_the_gpu_is_refused(monkeypatch):
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_a_compiler_leaves_a_step_as_it_is():
     made = []
     for compiled in (False, True):

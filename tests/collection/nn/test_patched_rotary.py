@@ -124,6 +124,7 @@ def test_attention_runs_by_rope_in_this_model_alone_and_is_undone():
     assert alike(model, plain, x) == 0
 
 
+@pytest.mark.slow
 def test_a_compiler_takes_the_patched_forward():
     model = Decoder()
     plain = copy.deepcopy(model)

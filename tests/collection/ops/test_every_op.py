@@ -16,11 +16,14 @@ from harness.devices.cpu import Cpu
 from harness.model import Case, Value
 from harness.ops import Catalogue, Choice, Op
 from harness.session import Session
+from tests.rare import rare
 
 OPS = Catalogue()
 MEASURED = {"swin_train", "bert_train", "resnet50_train", "swin_infer", "image_pipeline"}
 """Steps that training/test_scenarios.py and pipeline/ in tests/collection/steps measure; test_many_ranks.py measures
 scaling."""
+SLOWEST = {"adamw", "llama_train", "window_attention", "window_attention_grad", "window_attention_packed"}
+"""Ops whose baselines `make slow-test` alone compares: tests of their own compare them, too."""
 OF_RANKS = {file.stem for folder in collectives.__path__ for file in Path(folder).glob("[!_]*.py")}
 """Ops that one process has no case of; tests/ops/collectives runs them on several GPUs."""
 SIZES = {"T": 32, "V": 4, "U": 1}
@@ -95,7 +98,10 @@ def test_pairs_have_any_two_values_together() -> None:
 
 
 @pytest.mark.usefixtures("optimizers_loaded", "one_thread")
-@pytest.mark.parametrize("name", [name for name in OPS if name not in MEASURED and not name.endswith("_scaling")])
+@pytest.mark.parametrize(
+    "name",
+    [rare(op) if op in SLOWEST else op for op in OPS if op not in MEASURED and not op.endswith("_scaling")],
+)
 def test_baselines_keep_the_contract(name: str) -> None:
     op = OPS[name]
     made = list(cases(op, "cpu"))

@@ -161,6 +161,7 @@ def test_what_was_lost_is_told_once_with_the_rest_folded(norms: Run) -> None:
     assert folded.count("is lost") == 2
 
 
+@pytest.mark.slow
 def test_the_page_of_500_cases_is_small(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:
     sizes = [(variant, 64 + number) for number in range(167) for variant in ("eager", "compile", "tuned")]
     run = make_run([measured(variant, "float32", (("N", size),), 0.5) for variant, size in sizes])
@@ -188,6 +189,7 @@ def test_the_worst_figure_is_the_one_of_the_op_that_is_farthest_behind(norms: Ru
     assert base64.b64encode(b"<svg>norm</svg>").decode() in content
 
 
+@pytest.mark.slow
 def test_the_worst_comparison_is_drawn_for_the_page_alone(norms: Run, tmp_path: Path) -> None:
     plot = first.worst_plot(norms)
     assert plot

@@ -85,6 +85,7 @@ def test_a_source_is_text_whatever_it_holds() -> None:
         assert found.tags <= {"i"}
 
 
+@pytest.mark.slow  # the policy stops what would run, even if a text came through
 @pytest.mark.browser
 def test_nothing_of_it_runs_and_all_of_it_is_shown(
     hostile: Run, page_file: Callable[..., Path], opened: Callable[..., Any], tmp_path: Path

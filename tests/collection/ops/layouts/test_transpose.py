@@ -196,6 +196,7 @@ def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element
     assert "local" not in text
 
 
+@pytest.mark.slow  # test_pack_tiles.py has the tiles
 def test_shapes_take_every_kind_of_tiles_of_packs():
     """What the tests above run on a GPU like an H200."""
     found, wanted = set(), set()

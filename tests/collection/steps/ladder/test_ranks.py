@@ -43,6 +43,7 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     return ran(tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow  # training/test_sharded.py has steps of two ranks
 @pytest.mark.parametrize("check", pair.CHECKS, ids=lambda check: check.__name__)
 def test_two_ranks(check, ended):
     for rank in ended:

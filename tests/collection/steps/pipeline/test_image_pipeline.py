@@ -55,7 +55,7 @@ def checked(variant):
         return session.check()
 
 
-@pytest.mark.parametrize("variant", ["two_buffers", "cached"])
+@pytest.mark.parametrize("variant", ["two_buffers", rare("cached")])
 def test_a_file_that_changes_meanwhile_is_named_where_it_cannot_be_decoded(variant, monkeypatch):
     made = _files.made
 
@@ -76,7 +76,7 @@ def measured_once(monkeypatch):
     monkeypatch.setattr(_parts.Parts, "rates", lambda _: next(given))
 
 
-@pytest.mark.parametrize("variant", [ON_A_CPU[0], *map(rare, ON_A_CPU[1:-1]), ON_A_CPU[-1]])
+@pytest.mark.parametrize("variant", [ON_A_CPU[0], *map(rare, ON_A_CPU[1:])])
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
     monkeypatch.setattr(_fed, "WHOLE", 2)
@@ -167,6 +167,7 @@ def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
     assert checked("cached") == "loss: it is nan"
 
 
+@pytest.mark.slow  # test_workers.py has killed processes
 def test_a_process_that_is_killed_ends_the_case_and_leaves_no_other(monkeypatch):
     with Session(case("two_buffers"), OP, Cpu()) as session:
         session.prepare()
@@ -205,6 +206,7 @@ def test_a_stage_that_fails_later_reports_no_rates(monkeypatch):
         measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_not_followed_by_measurements(monkeypatch):
     real, calls = TrainingStep.__call__, iter(range(99))
 
@@ -301,6 +303,7 @@ def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
     log.close()
 
 
+@pytest.mark.slow
 def test_the_rates_alone_are_the_mean_of_before_and_after_the_timed_steps(monkeypatch):
     after, now = _parts.Rates({"prepare": 30.0, "copy": 80.0, "train": 60.0}, {}), []
     rates = iter([_parts.Rates({"prepare": 10.0, "copy": 100.0, "train": 60.0}, {}), after])

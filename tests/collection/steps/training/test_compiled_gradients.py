@@ -82,6 +82,7 @@ def test_a_rung_and_its_graph_are_checked_by_one_compilation(backward, monkeypat
     assert _first_step._of_compiled.cache_info().misses == 1
 
 
+@pytest.mark.slow
 def test_code_is_compiled_once(monkeypatch):
     """Also where no dropout of ours was called before, which counts its calls. Dynamo alone decides on it."""
     nn.forget()

@@ -108,6 +108,7 @@ def figures(ready):
         return {name: figures_of(name, ready, patch) for name in PLANS}
 
 
+@pytest.mark.slow
 def test_int32_makes_the_parts_more_exact_that_have_it(figures):
     block, merging = ({name: found.get(key) for name, found in figures.items()} for key in (BLOCK_SNR, MERGING_SNR))
     assert block["int8_wide_second"] > block["int8_merged"]

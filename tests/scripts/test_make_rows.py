@@ -6,28 +6,33 @@ import importlib.util
 import re
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness import scenario
+from harness.ops import Catalogue
 
 ROOT = Path(__file__).parent.parent.parent
 MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|GB/s|TB/s|times)\b")
 """What a figure of a run looks like."""
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_rows", ROOT / "scripts" / "make_rows.py")
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["make_rows"] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(ROOT / "scripts"))  # what scripts share lies beside them
     spec.loader.exec_module(module)
     return module
 
 
-SCRIPT = script()
+SCRIPT, FIGURE_CASES = script("make_rows"), script("figure_cases")
+COUNTED = script("committed").COUNTED
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +184,8 @@ def test_an_outcome_without_a_reason_is_noticed(changed: Any) -> None:
 
 
 def test_counters_answer_what_they_can_and_else_the_newest_run(register: Any) -> None:
-    assert register.answers["O9", "3D -> 2D + D/32 bytes"].run == "counters"
-    assert register.answers["R2", "throughput up 30% and more"].run == "prelu"
+    assert register.answers["O9", "3D -> 2D + D/32 bytes"].run in COUNTED
+    assert register.answers["R2", "throughput up 30% and more"].run not in COUNTED
     assert register.answers["S2", "1.63x, with TF32 before"].run == "training_large"
 
 
@@ -243,6 +248,32 @@ def test_the_check_writes_nothing_and_says_what_differs(
     wrong = list(SCRIPT.unreleasable(register))
     assert SCRIPT.main(["--release"]) == (1 if wrong else 0)
     assert capsys.readouterr().out.splitlines()[-len(wrong) :] == wrong
+
+
+# ---- What is to be measured again.
+
+
+def test_the_cases_of_answers_that_are_no_evidence_are_measured_again(changed: Any) -> None:
+    """Each has a scenario today too, and nothing else is measured."""
+    states = {"D": ("older code",), "P": (SCRIPT.TODAY, "uncommitted changes"), "R": (SCRIPT.TODAY,)}
+    answers = {key: one for key, one in changed.answers.items() if key[0][0] in states}
+    changed.__dict__["answers"] = {key: replace(one, state=states[key[0][0]]) for key, one in answers.items()}
+    words = [*FIGURE_CASES.arguments(changed)]
+    globs = [case for only, case in pairwise(words) if only == "--only"]
+    definitions = [changed.scenarios[word] for word in words if word in changed.scenarios]
+    planned = scenario.plan(definitions, Catalogue(), scenario.Selection("cuda", only=tuple(globs)))
+    found = [(key, line) for key, one in answers.items() for each in one.comparison.found for line in each.lines]
+    assert (
+        {job.case.id for job in planned.jobs} == {*globs} == {line.case.id for key, line in found if key[0][0] != "R"}
+    )
+    runs = {one.run for key, one in answers.items() if key[0] == "D4"}
+    some = [*FIGURE_CASES.arguments(changed, [*runs])]
+    assert {line.case.id for key, line in found if key[0] == "D4"} <= {*some} < {*words}
+
+
+def test_a_run_that_answers_nothing_is_refused(register: Any) -> None:
+    with pytest.raises(SystemExit, match="peak: answers no figure; the runs that do: access, "):
+        [*FIGURE_CASES.arguments(register, ["peak", "dropout"])]
 
 
 def test_a_key_that_means_nothing_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "reports" / "h200"
 SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_in_halves")
 """Runs of other runs' cases: with few samples, with some of a case's variants only, or with other code."""
-FOR_ROWS = ("row_figures",)
+FOR_ROWS = ("row_figures", "row_steps")
 """Runs of the cases that answer the rows' figures alone: they lack variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""

@@ -1,6 +1,6 @@
 """The committed runs by case, for the scripts that write pages from them.
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED, FOR_ROWS and COUNTED.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED, and the runs FOR_ROWS.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "reports" / "h200"
 SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_in_halves")
 """Runs of other runs' cases: with few samples, with some of a case's variants only, or with other code."""
-FOR_ROWS = ("row_figures", "row_steps")
-"""Runs of the cases that answer the rows' figures alone: they lack variants that tables have."""
+FOR_ROWS = "row_"
+"""How runs are named of the cases alone that answer the rows' figures: they lack variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""
 OURS = "tuned"
@@ -107,7 +107,8 @@ class Runs:
 
     def __init__(self, folder: Path = RUNS) -> None:
         Catalogue()  # loading the ops registers the metrics that they declare
-        files = [file for file in folder.glob("*/run.json") if file.parent.name not in (*SKIPPED, *FOR_ROWS)]
+        names = [file.parent.name for file in folder.glob("*/run.json")]
+        files = [folder / name for name in names if name not in SKIPPED and not name.startswith(FOR_ROWS)]
         loaded = sorted(
             ((known_cases.load(file.parent), file.parent.name) for file in files),
             key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),

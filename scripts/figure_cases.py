@@ -1,6 +1,6 @@
 """Print the cases that answer figures of the rows without being evidence, as arguments of `harness run`.
 
-    python scripts/figure_cases.py bias dropout | xargs harness run --repeat 3 --output reports/h200/row_figures
+    python scripts/figure_cases.py bias dropout | xargs harness run --repeat 3 --output reports/h200/row_dropout
 
 RUN...: the committed runs whose answers are meant, all of them unless told. An answer is no evidence if its run has
 older code, had uncommitted changes or wasn't finished. These cases are a part of all that the runs measured, so that

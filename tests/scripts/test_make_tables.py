@@ -137,11 +137,12 @@ def test_of_two_modes_of_torch_compile_the_faster_one_stands_there_by_name(runs:
 
 
 def test_the_newest_run_of_a_case_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run for the rows' figures alone doesn't: it lacks variants."""
     run = store.load(ROOT / "reports" / "h200" / "copy")
-    for name in ("old", "new"):
+    for name in ("old", "new", "row_copy"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").touch()
-    started = {"old": "2026-01-01T00:00:00", "new": "2026-02-01T00:00:00"}
+    started = {"old": "2026-01-01T00:00:00", "new": "2026-02-01T00:00:00", "row_copy": "2026-03-01T00:00:00"}
     dated = {name: replace(run, header=replace(run.header, started=when)) for name, when in started.items()}
     monkeypatch.setattr("committed.known_cases.load", lambda folder: dated[folder.name])
     assert {group.folder for group in SCRIPT.Runs(tmp_path).groups.values()} == {"new"}

@@ -1,6 +1,6 @@
 """The committed runs by case, for the scripts that write pages from them.
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED, and the runs FOR_ROWS.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED, and runs FOR_ROWS.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Runs:
 
     def __init__(self, folder: Path = RUNS) -> None:
         Catalogue()  # loading the ops registers the metrics that they declare
-        names = [file.parent.name for file in folder.glob("*/run.json")]
-        files = [folder / name for name in names if name not in SKIPPED and not name.startswith(FOR_ROWS)]
+        every = [file.parent.name for file in folder.glob("*/run.json")]
+        names = [name for name in every if name not in SKIPPED and not name.startswith(FOR_ROWS)]
         loaded = sorted(
-            ((known_cases.load(file.parent), file.parent.name) for file in files),
+            ((known_cases.load(folder / name), name) for name in names),
             key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}

@@ -84,7 +84,7 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     module, and has no `with` and no autograd Function. A module among them that is replaced later, or gets a hook, is
     called as it is. Patch before torch.compile and before DDP. Under autocast our norms,
     softmax and rope hand on halves, where torch's hand on float32. A patched model can be deep-copied; to pickle it
-    whole, undo the patch first (its state_dict needs nothing).
+    whole, or for torch.jit.script, undo the patch first (its state_dict needs nothing).
 
     Not covered: rotary embeddings of a part of a head, and other ways to write them; windows, attention and norms that
     a model writes out by hand in single operations; modules of torch.jit; functions that are called more than one

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -126,7 +127,10 @@ def blocks(model: nn.Module) -> Iterator[Found]:
             yield name, f"{' and '.join(present)} in {was}", f"torch.fx can't trace it ({told})", None
             continue
         if found:
-            undo = swap(module, _forward(graph))
+            forward = _forward(graph)
+            if type(module).forward is nn.Sequential.forward:
+                forward = _of_these(tuple(module._modules), forward)
+            undo = swap(module, forward)
             for now in sorted(set(found)):
                 yield name, was, f"nn.{now}", undo
 
@@ -245,3 +249,13 @@ def _forward(graph: Any) -> Callable[..., Any]:
         exec(code.src, names)
         _FORWARDS[key] = names["forward"]
     return _FORWARDS[key]
+
+
+@cache
+def _of_these(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a sequence that had these modules. One that was cut since, or has grown, has torch's."""
+
+    def of_these(self: Any, input: Any) -> Any:
+        return forward(self, input) if tuple(self._modules) == names else nn.Sequential.forward(self, input)
+
+    return of_these

@@ -186,6 +186,30 @@ def test_a_setting_of_batch_norm_that_is_changed_after_the_patch_counts(change):
     same(model, plain)
 
 
+def test_a_sequence_may_be_cut_and_grow_after_the_patch():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 1))
+    plain, x = copy.deepcopy(model), torch.randn(2, 3, 5, 5)
+    assert ours.patch(model).swapped
+    torch.testing.assert_close(model[:3](x), plain[:3](x), rtol=1e-4, atol=1e-4)
+    for one in (model, plain):
+        one.append(nn.Sigmoid())
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    for one in (model, plain):
+        del one[3]
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_patched_sequence_is_compiled_as_a_whole():
+    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(inplace=True)), torch.randn(2, 3, 5, 5)
+    plain = copy.deepcopy(model)
+    assert ours.patch(model).swapped
+    seen = []
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, _: seen.append(str(graph.graph)) or graph)
+    torch.testing.assert_close(compiled(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert len(seen) == 1
+    assert "harness.bn_add_relu" in seen[0]
+
+
 # ---- The optimizer.
 
 

@@ -169,7 +169,7 @@ class StepTrainer:
         plain = self.setup.given.optimizer(self.model.parameters())
         if not isinstance(plain, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer() gives a {type(plain).__name__}, and must give one optimizer of torch",
+                f"{self.setup.source}: optimizer() gives a {type(plain).__name__}, not an optimizer of torch",
                 "give one with a group of parameters for each part of the model; a weight whose grad is None stays",
             )
         options: dict[str, Any] = {}

@@ -32,7 +32,7 @@ REFUSED = {
     ("batch", "(torch.ones(2, 4), Pair(1))"): "batch() gives a Pair, in which the harness finds no tensors",
     ("batch", "3"): "batch() gives no tensor with a first dimension",
     ("model", "nn.LazyLinear(4)"): "model() gives 2 parameters without a size, of lazy modules",
-    ("optimizer", "(torch.optim.SGD(parameters),)"): "optimizer() gives a tuple, and must give one optimizer of torch",
+    ("optimizer", "(torch.optim.SGD(parameters),)"): "optimizer() gives a tuple, not an optimizer of torch",
 }
 
 

@@ -31,19 +31,21 @@ _FUNCTIONS = (ast.FunctionDef, ast.Lambda, ast.Yield, ast.YieldFrom, ast.Await)
 """What isn't followed: functions that a function has in it, and what makes a function another kind of function."""
 _BUILTINS = (range, len, zip, enumerate, reversed, list, tuple, int, float, min, max, sum, abs)
 _CONSTANTS = (int, float, str, type(None), torch.dtype, torch.memory_format)
-_Place = tuple[types.FunctionType, Any]
-"""A function, and the module whose method it is; None for no method."""
+_Place = tuple[types.FunctionType, Any, nn.Module]
+"""A function, the module whose method it is (None for no method), and the module whose forward is traced."""
 
 
 def why_not(module: nn.Module) -> str:
     """Why a trace can't stand for the module's forward; '' if it can."""
     forward: Any = type(module).forward
-    why = "" if (forward.__module__ or "").startswith("torch.nn.modules.") else _why_not((forward, module), set())
+    why = (
+        "" if (forward.__module__ or "").startswith("torch.nn.modules.") else _why_not((forward, module, module), set())
+    )
     return why and f"its forward {why}"
 
 
 def _why_not(place: _Place, seen: set[tuple[Any, int]]) -> str:
-    function, owner = place
+    function, owner, _ = place
     if (function, id(owner)) in seen:
         return ""
     seen.add((function, id(owner)))
@@ -77,7 +79,7 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self, place: _Place, tree: ast.FunctionDef, seen: set[tuple[Any, int]]) -> None:
         self.why = ""
-        function, self._owner = place
+        function, self._owner, self._traced = place
         self._seen = seen
         arguments = [one.arg for one in ast.walk(tree.args) if isinstance(one, ast.arg)]
         stored = (one for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
@@ -136,7 +138,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """So has what is given to a method of a local value, such as a list's append."""
+        """So has what is given to a function, which may give a view of it, and to a list's append."""
         if not self._is_fresh(node):
             self._fresh -= set().union(*map(_names_in, node.args))
         self.generic_visit(node)
@@ -176,16 +178,18 @@ class _Reader(ast.NodeVisitor):
     def _assign(self, targets: list[ast.expr], value: ast.expr) -> None:
         self._visit_all([value, *targets])
         names = set().union(*map(_names_in, targets))
-        self._fresh = self._fresh | names if self._is_fresh(value) else self._fresh - names - _names_in(value)
+        is_fresh = len(targets) == 1 and self._is_fresh(value)
+        self._fresh = self._fresh | names if is_fresh else self._fresh - names - _names_in(value)
 
     def _is_fresh(self, value: ast.expr) -> bool:
-        """Whether an expression gives a new tensor: arithmetic, or a call that is no method of a local value."""
+        """Whether an expression gives a new tensor: arithmetic, or a module's call. A function may give a view."""
         if not isinstance(value, ast.Call):
             return isinstance(value, ast.BinOp | ast.Constant)
         base = value.func
         while isinstance(base, ast.Attribute):
             base = base.value
-        return isinstance(base, ast.Name) and (base is value.func or base.id not in self._locals)
+        is_local = base is value.func and _names_in(base) <= self._locals  # a module of a list
+        return isinstance(base, ast.Name) and (base.id == self._own or is_local)
 
     def _refuse_stored(self, node: ast.expr, context: ast.expr_context) -> None:
         if not isinstance(context, ast.Load):
@@ -202,7 +206,7 @@ class _Reader(ast.NodeVisitor):
 
     def _of_module(self, told: str, attributes: list[str]) -> str:
         value = self._owner
-        if attributes == ["training"]:
+        if attributes == ["training"] and value is self._traced:  # a trace is made in training and in evaluation
             return ""
         for attribute in attributes:
             if not isinstance(value, nn.Module):
@@ -229,7 +233,7 @@ class _Reader(ast.NodeVisitor):
 
     def _of_function(self, told: str, function: Any) -> str:
         owner = getattr(function, "__self__", None)
-        why = _why_not((getattr(function, "__func__", function), owner), self._seen)
+        why = _why_not((getattr(function, "__func__", function), owner, self._traced), self._seen)
         return why and f"calls {told}, which {why}"
 
 

@@ -22,10 +22,15 @@ def one(one_thread):
     torch.manual_seed(0)
 
 
+class Norm(nn.LayerNorm):  # type: ignore[misc] # torch has no types
+    def doubled(self, x):
+        return x * 2 if self.training else x
+
+
 class Block(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self):
         super().__init__()
-        self.dense, self.dropout, self.norm = nn.Linear(8, 8), nn.Dropout(1e-12), nn.LayerNorm(8)
+        self.dense, self.dropout, self.norm = nn.Linear(8, 8), nn.Dropout(1e-12), Norm(8)
         self.skip, self.alpha = None, 1.0
         self.register_buffer("count", torch.zeros(()))
 
@@ -137,8 +142,25 @@ def in_place_on_a_listed(self, x):
     return y, kept
 
 
-def in_place_in_a_loop(self, x):
+def in_place_on_a_view(self, x):
+    y = self.norm(x)
+    part = torch.flatten(y)
+    y += self.dropout(self.dense(x))
+    return y, part
+
+
+def in_place_on_twins(self, x):
     y = kept = self.norm(x)
+    y += self.dropout(self.dense(x))
+    return y * kept
+
+
+def with_mode_of_a_child(self, x):
+    return self.dense(x) + self.dropout(self.norm.doubled(x))
+
+
+def in_place_in_a_loop(self, x):
+    y, kept = self.norm(x), x
     for _ in range(2):
         y += self.dropout(self.dense(x))
         kept = y
@@ -172,6 +194,9 @@ LEFT = {
     in_place_on_an_alias: "its forward changes y in place, which may have other names",
     in_place_on_a_part: "its forward changes y in place, which may have other names",
     in_place_on_a_listed: "its forward changes y in place, which may have other names",
+    in_place_on_a_view: "its forward changes y in place, which may have other names",
+    in_place_on_twins: "its forward changes y in place, which may have other names",
+    with_mode_of_a_child: "its forward calls self.norm.doubled, which reads self.training, which may change",
     in_place_in_a_loop: "its forward changes y in place, which may have other names",
     in_place_on_the_callers: "its forward changes x in place, which may have other names",
     with_lambda: "its forward has a function in it",
@@ -206,6 +231,7 @@ def test_a_forward_that_does_more_than_a_trace_holds_stays(forward):
     x = torch.randn(4, 8)
     for _ in range(2):
         torch.testing.assert_close(results(model, x), results(plain, x), rtol=1e-4, atol=1e-4)
+        model.eval(), plain.eval()
 
 
 def in_place_on_a_new_one(self, x):

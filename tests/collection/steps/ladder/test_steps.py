@@ -19,7 +19,7 @@ HONEST = [
     rare("attention", "patched_compile"),
     *(rare("convolutions", rung) for rung in ("float32", "amp_other_half", "checkpoint", "patched")),
     *(rare("attention", rung) for rung in ("foreach_optimizer", "fused_optimizer")),
-    rare("custom", "float32"),
+    *(rare("custom", rung) for rung in ("float32", "patched")),
     rare("uncompilable", "patched"),
 ]
 

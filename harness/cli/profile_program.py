@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from harness.errors import UsageError
+from harness.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     from harness.profile.torch import RanksProfile
@@ -48,7 +48,17 @@ def run(
         _show(torch.of_ranks(found.traces), folder)
     else:
         (trace,) = found.traces
-        line = torch.timeline(trace)
+        try:
+            line = torch.timeline(trace)
+        except torch.EmptyTraceError:
+            told = (
+                "only this process is recorded, and no processes that it starts: let torchrun start ranks, as in "
+                "harness profile torch -- torchrun --nproc-per-node 2 train.py"
+            )
+            raise MachineError(
+                f"{' '.join(program)}: ended with exit code {found.exit_code} and called nothing of torch",
+                "try it first without the profiler" if found.exit_code else told,
+            ) from None
         terminal.show(timeline.page(line, trace), open_console())
         for path in timeline.write(line, trace, folder):
             typer.echo(path)

@@ -46,6 +46,10 @@ _SHORTER = "record fewer steps: a few tell as much as many"
 _RECORD = "record it anew with torch.profiler.profile() and export_chrome_trace(PATH), or with 'harness profile torch'"
 
 
+class EmptyTraceError(UsageError):
+    """A trace has no operator of torch and no kernel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something that a device did.
@@ -125,7 +129,9 @@ def spans(of: Loaded) -> Trace:
             "(torch.cuda.synchronize) before the profiler stops",
         )
     if not gpu and not operators:
-        raise UsageError(f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}")
+        raise EmptyTraceError(
+            f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}"
+        )
     first = origin(of)
     found = tuple(_kernels(gpu, _by_id(operators), first) if gpu else _operators(operators, first))
     if len({span.place for span in found}) > _MOST_DEVICES:

@@ -23,11 +23,12 @@ from harness.profile._skew import Skew, skew
 from harness.profile._steps import Window
 from harness.profile._stragglers import Lateness, verdict
 from harness.profile._timeline import SHORT_GAP, Timeline
+from harness.profile._trace import EmptyTraceError
 
 __all__ = [
-    "A_FILE_A_CASE", "FAMILIES", "MERGED", "SHORT_GAP", "SUFFIXES", "SUMMARY", "RanksProfile", "ScriptProfile",
-    "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script", "read", "refuse", "remedies",
-    "timeline", "trace_of", "traces",
+    "A_FILE_A_CASE", "FAMILIES", "MERGED", "SHORT_GAP", "SUFFIXES", "SUMMARY", "EmptyTraceError", "RanksProfile",
+    "ScriptProfile", "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script", "read", "refuse",
+    "remedies", "timeline", "trace_of", "traces",
 ]  # fmt: skip
 
 SUMMARY = "shares of the time by kernel and by family; needs nothing else"
@@ -48,6 +49,10 @@ _LEAST = 0.01
 """The least share of the busy time of a kernel whose time in each call is kept."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3", "torchrun")
+_SWITCHES = re.compile(r"-[bBdOquv]+|-[WX].+")
+"""Options of Python that a program keeps."""
+_WITH_VALUE = ("-W", "-X")
+"""The same, whose value may be the next word."""
 _TORCHRUN = "torch.distributed.run"
 
 
@@ -186,7 +191,7 @@ def of_script(
     ranks that torchrun starts are recorded; all if empty. Raises UsageError for a command that isn't one of Python's,
     one of another Python's, and ranks of a single process; MachineError if the script ended without a trace.
     """
-    words, several = _words(arguments)
+    words, several, options = _words(arguments)
     if ranks and not several:
         raise UsageError("--ranks is for several ranks, and this program is one process", "leave --ranks out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +200,8 @@ def of_script(
     trace = folder.resolve() / (TRACE_OF_RANK if several else TRACE)
     module = "harness.profile._torchrun" if several else "harness.profile._script"
     own = json.dumps({name: os.environ.get(name) for name in _SET_BY_US})
-    started = python.command(module, [str(trace), ",".join(map(str, ranks)), *map(str, window), *words])
+    first, *rest = python.command(module, [str(trace), ",".join(map(str, ranks)), *map(str, window), *words])
+    started = [first, *options, *rest]
     code = _exit_code(started, {**python.environment(), OWN: own})
     if not (found := traces(folder) if several else [path for path in [folder / TRACE] if path.exists()]):
         raise MachineError(
@@ -232,12 +238,12 @@ def merge(found: RanksProfile, folder: Path) -> Path:
     return file
 
 
-def _words(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The arguments without the Python or torchrun at their front, and whether torchrun starts them.
+def _words(arguments: Sequence[str]) -> tuple[list[str], bool, list[str]]:
+    """The arguments without the Python or torchrun at their front, whether torchrun starts them, and Python's options.
 
     The Python must be the one that runs the harness.
     """
-    words = list(arguments)
+    words, options = list(arguments), list[str]()
     example = "write: harness profile torch -- python train.py"
     several = bool(words) and Path(words[0]).name == "torchrun"
     if words and (several or Path(words[0]).name.startswith("python")):
@@ -247,16 +253,19 @@ def _words(arguments: Sequence[str]) -> tuple[list[str], bool]:
                 f"{first} is of another Python than {sys.executable}, which runs the harness",
                 f"install the harness for that Python, or {example}",
             )
+        while not several and words and (words[0] in _WITH_VALUE or _SWITCHES.fullmatch(words[0])):
+            count = 2 if words[0] in _WITH_VALUE else 1
+            options, words = [*options, *words[:count]], words[count:]
     if words[:2] == ["-m", _TORCHRUN]:
-        return words[2:], True
+        return words[2:], True, options
     if several or (words[:1] == ["-m"] and len(words) > 1):
-        return words, several
+        return words, several, options
     if not words or words[0].startswith("-") or Path(words[0]).suffix != ".py":
         advice = f"{example} (or: python -m module; torchrun --nproc-per-node 2 train.py)"
         raise UsageError(f"'{' '.join(arguments)}' is no script of Python's", advice)
     if not Path(words[0]).is_file():
         raise UsageError(f"{words[0]}: no such file", "name the script as it is seen from the working folder")
-    return words, False
+    return words, False, options
 
 
 def _exit_code(started: Sequence[str], environment: dict[str, str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import profile_program
 from harness.errors import MachineError, UsageError
 from harness.profile import _script
 from harness.profile import torch as tool
@@ -161,6 +163,8 @@ def test_a_script_that_leaves_no_trace_is_told(tmp_path: Path, monkeypatch) -> N
         (["python"], "no script"),
         (["python", "-m"], "no script"),
         (["python", "-c", "print()"], "no script"),
+        (["python", "-I", "train.py"], "no script"),
+        (["python", "-W"], "no script"),
         (["bash", "run.sh"], "no script"),
         (["python", "absent.py"], "absent.py: no such file"),
         (["/elsewhere/bin/python3", "train.py"], "another Python"),
@@ -170,3 +174,32 @@ def test_what_is_no_script_of_this_python_is_refused(words: list[str], said: str
     with pytest.raises(UsageError, match=said) as raised:
         tool.of_script(words, tmp_path)
     assert raised.value.advice
+
+
+@pytest.mark.parametrize(
+    "options", [["-u"], ["-uB", "-O"], ["-W", "error", "-Xfaulthandler"], ["-X", "dev", "-Wignore::UserWarning"]]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_script_keeps_pythons_options(options: list[str], several: bool, tmp_path: Path, monkeypatch) -> None:
+    commands = []
+    monkeypatch.setattr(tool, "_exit_code", lambda started, environment: commands.append(started) or 1)
+    (tmp_path / "train.py").write_text("")
+    program = ["-m", "torch.distributed.run", "train.py"] if several else [str(tmp_path / "train.py")]
+    with pytest.raises(MachineError):
+        tool.of_script(["python", *options, *program, "-u"], tmp_path)
+    (started,) = commands
+    assert started[: 1 + len(options)] == [sys.executable, *options]
+    assert started[-2:] == [program[-1], "-u"]
+
+
+def test_a_program_that_calls_nothing_of_torch_is_told_of_ranks(tmp_path: Path, monkeypatch) -> None:
+    trace = tmp_path / tool.TRACE
+    trace.write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    monkeypatch.setattr(tool, "of_script", lambda *_: tool.ScriptProfile((trace,), 0))
+    with pytest.raises(MachineError, match=r"spawn\.py: ended with exit code 0 and called nothing of torch") as raised:
+        profile_program.run("torch", ["python", "spawn.py"], tmp_path, (None, None, None), refused=False)
+    assert "torchrun --nproc-per-node 2" in raised.value.advice
+    monkeypatch.setattr(tool, "of_script", lambda *_: tool.ScriptProfile((trace,), 1))
+    with pytest.raises(MachineError, match="ended with exit code 1") as raised:
+        profile_program.run("torch", ["python", "spawn.py"], tmp_path, (None, None, None), refused=False)
+    assert raised.value.advice == "try it first without the profiler"

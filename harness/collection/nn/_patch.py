@@ -79,9 +79,12 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
-    numbers shows that it computes the same. Patch before torch.compile and before DDP. Under autocast our norms,
+    numbers shows that it computes the same. Several modules become one kernel only where the source of the forward
+    around them has nothing but calls on its arguments: it stores nothing, draws nothing, reads no setting of the
+    module, and has no `with` and no autograd Function. A module among them that is replaced later, or gets a hook, is
+    called as it is. Patch before torch.compile and before DDP. Under autocast our norms,
     softmax and rope hand on halves, where torch's hand on float32. A patched model can be deep-copied; to pickle it
-    whole, undo the patch first (its state_dict needs nothing).
+    whole, or for torch.jit.script, undo the patch first (its state_dict needs nothing).
 
     Not covered: rotary embeddings of a part of a head, and other ways to write them; windows, attention and norms that
     a model writes out by hand in single operations; modules of torch.jit; functions that are called more than one
@@ -115,6 +118,10 @@ def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
                 return f"our AdamW has no {option}"
         if isinstance(group["lr"], torch.Tensor):
             return "its rate is a tensor, which a graph with our AdamW wouldn't follow"
+        if any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
+            return "its betas are tensors, ours numbers"
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # torch's mark
+        return "it has a scheduler of the rate, which ours wouldn't follow: make the scheduler after the patch"
     return ""
 
 
@@ -125,10 +132,11 @@ def _optimizer(done: Patched) -> None:
     if why := why_no_adamw(given):
         done.left.append(Left("optimizer", type(given).__name__, why))
         return
-    keys = ("params", "lr", "betas", "eps", "weight_decay", "maximize")
-    ours = AdamW([{key: group[key] for key in keys} for group in given.param_groups])
+    ours = AdamW([{**group} for group in given.param_groups])
     if given.state:
         ours.load_state_dict(given.state_dict())
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(ours, hooks, getattr(given, hooks))
     done.optimizer = ours
     done.swapped.append(Swap("optimizer", "AdamW", "nn.AdamW"))
     done.undone.append(lambda: _give_back(ours, given))

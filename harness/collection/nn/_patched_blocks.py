@@ -2,7 +2,10 @@
 
 The forward is traced by torch.fx with the modules inside as they are; where the pattern is found, the same forward
 with our function in its place becomes the module's. Only a forward whose every argument must be given is traced: what
-depends on an argument that may be left out would be decided by the trace.
+depends on an argument that may be left out would be decided by the trace. `_traceable` says what else a trace lacks.
+
+Ours gets the modules whose place it takes. Where one of them has become another one since, such as an adapter's, or has
+got a hook, the modules are called.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -20,10 +24,11 @@ from harness.collection.models.bert import BertOperators
 from harness.collection.models.llama import LlamaOperators
 from harness.collection.models.resnet import ResNetOperators
 from harness.collection.models.swin import SwinOperators
-from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn import _traceable
 from harness.collection.nn._dropout import bias_dropout_residual, dropout_add
 from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
-from harness.collection.nn._patched_modules import HOOKS, Found, swap, untouchable
+from harness.collection.nn._modules import BatchNormAddReLU
+from harness.collection.nn._patched_modules import Found, is_watched, swap, untouchable
 
 _OPERATORS: dict[type, Callable[[], Any]] = {
     SwinOperators: swin_operators,
@@ -32,7 +37,8 @@ _OPERATORS: dict[type, Callable[[], Any]] = {
     ResNetOperators: resnet_operators,
 }
 _RELUS = (functional.relu, torch.relu)
-_ADDS = (operator.add, operator.iadd, torch.add)
+_ADDS = (operator.add, torch.add, "add")
+_ADDS_IN_PLACE = (operator.iadd, "add_")
 _FORWARDS: dict[Any, Callable[..., Any]] = {}
 """Forwards by their code: blocks that are alike share one, and so one class, which a compiler compiles once."""
 
@@ -58,31 +64,36 @@ def _undo_operators(module: Any, given: Any) -> Callable[[], None]:
 # ---- Functions of ours in the place of several modules.
 
 
-def bn_add_relu(norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Batch norm, the addition of a residual if there is one, and ReLU."""
-    if x.ndim != 4 or (residual is not None and (residual.dtype != x.dtype or residual.shape != x.shape)):
+def bn_add_relu(norm: Any, relu: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Batch norm, the addition of a residual if there is one, and ReLU. relu: its module; None for the function."""
+    fits = x.ndim == 4 and (residual is None or (residual.dtype == x.dtype and residual.shape == x.shape))
+    if not (fits and _is_plain(norm, nn.BatchNorm2d) and (relu is None or _is_plain(relu, nn.ReLU))):
         y = norm(x)
-        return functional.relu(y if residual is None else y + residual)
-    if norm.training and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-    running = norm.running_mean, norm.running_var
-    training = norm.training or norm.running_mean is None
-    return batch_norm_add_relu(x, residual, *running, norm.weight, norm.bias, training, norm.momentum, norm.eps)
+        return (relu or functional.relu)(y if residual is None else y + residual)
+    return BatchNormAddReLU.forward(norm, x, residual)
 
 
 def dropout_and_add(dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """Dropout of x, and the addition of a residual."""
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    if residual.shape != x.shape or residual.dtype != x.dtype or not _is_plain(dropped, nn.Dropout):
         return dropped(x) + residual
     return dropout_add(x, residual, dropped.p, dropped.training)
 
 
 def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """A linear layer, dropout, and the addition of a residual, which is rounded to the type of the product."""
+    if not (_is_plain(dense, nn.Linear) and _is_plain(dropped, nn.Dropout)):
+        return dropout_and_add(dropped, dense(x), residual)
     product = functional.linear(x, dense.weight)
     if residual.shape != product.shape:
         return dropped(product + dense.bias.to(product.dtype)) + residual
     return bias_dropout_residual(product, dense.bias, residual.to(product.dtype), dropped.p, dropped.training)
+
+
+def _is_plain(module: Any, kind: type) -> bool:
+    """Whether a module is torch's or ours of this kind, and nobody watches it."""
+    own = type(module)
+    return (own is kind or (own.__base__ is kind and getattr(own, "is_ours", False))) and not is_watched(module)
 
 
 # ---- Where they fit.
@@ -101,20 +112,25 @@ def blocks(model: nn.Module) -> Iterator[Found]:
         children = [*module.children()]
         pairs = {nn.BatchNorm2d: "batch norm and ReLU", nn.Dropout: "dropout and addition"}
         present = [told for kind, told in pairs.items() if any(type(child) is kind for child in children)]
-        if not present or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        is_ours = getattr(type(module), "is_ours", False)
+        if not present or is_ours or isinstance(module, nn.ModuleList | nn.ModuleDict):
             continue
         was = type(module).__name__
-        why = untouchable(module) or _why_not_traced(module)
+        why = untouchable(module) or _why_not_traced(module) or _traceable.why_not(module)
         if why:
             yield name, f"{' and '.join(present)} in {was}", why, None
             continue
         try:
             graph, found = _rewritten(module)
         except Exception as error:  # torch.fx raises many kinds for what it can't trace
-            yield name, f"{' and '.join(present)} in {was}", f"torch.fx can't trace it ({type(error).__name__})", None
+            told = str(error) if isinstance(error, _OtherwiseError) else type(error).__name__
+            yield name, f"{' and '.join(present)} in {was}", f"torch.fx can't trace it ({told})", None
             continue
         if found:
-            undo = swap(module, _forward(graph))
+            forward = _forward(graph)
+            if type(module).forward is nn.Sequential.forward:
+                forward = _of_these(tuple(module._modules), forward)
+            undo = swap(module, forward)
             for now in sorted(set(found)):
                 yield name, was, f"nn.{now}", undo
 
@@ -125,6 +141,10 @@ def _why_not_traced(module: nn.Module) -> str:
     if any(one.kind not in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY) for one in given):
         return "its forward takes any number of arguments"
     return "" if all(one.default is one.empty for one in given) else "its forward has arguments that may be left out"
+
+
+class _OtherwiseError(Exception):
+    """A forward depends on more than its input."""
 
 
 def _rewritten(module: nn.Module) -> tuple[Any, list[str]]:
@@ -138,7 +158,7 @@ def _rewritten(module: nn.Module) -> tuple[Any, list[str]]:
     finally:
         module.training = before
     if str(graphs[0]) != str(graphs[1]):
-        raise ValueError("its forward does other things in training")
+        raise _OtherwiseError("it does other things in training")
     graph = graphs[1]
     found = [name for node in list(graph.nodes) if (name := _relu(graph, module, node) or _add(graph, module, node))]
     return graph, found
@@ -152,12 +172,15 @@ def _relu(graph: Any, module: nn.Module, node: Any) -> str:
     before = node.args[0]
     terms = before.args[:2] if _is_add(before) and len(before.users) == 1 else (before,)
     norm = next((one for one in terms if _is(module, one, nn.BatchNorm2d) and len(one.users) == 1), None)
+    if len(terms) == 2 and not _keeps(before, norm):
+        return ""
     if norm is None or module.get_submodule(norm.target).momentum is None:
         return ""
     residual = next((one for one in terms if one is not norm), None)
     if len(terms) == 2 and not isinstance(residual, fx.Node):
         return ""
-    _put(graph, node, bn_add_relu, (norm.target,), (norm.args[0], *([] if residual is None else [residual])))
+    relu = node.target if is_module else None
+    _put(graph, node, bn_add_relu, (norm.target, relu), (norm.args[0], *([] if residual is None else [residual])))
     return "batch_norm_add_relu"
 
 
@@ -168,7 +191,7 @@ def _add(graph: Any, module: nn.Module, node: Any) -> str:
     terms = node.args[:2]
     dropped = next((one for one in terms if _is(module, one, nn.Dropout) and len(one.users) == 1), None)
     residual = next((one for one in terms if one is not dropped), None)
-    if dropped is None or residual is None or module.get_submodule(dropped.target).inplace:
+    if dropped is None or residual is None or not _keeps(node, dropped) or module.get_submodule(dropped.target).inplace:
         return ""
     dense = dropped.args[0]
     if _is(module, dense, nn.Linear) and len(dense.users) == 1 and module.get_submodule(dense.target).bias is not None:
@@ -181,8 +204,13 @@ def _add(graph: Any, module: nn.Module, node: Any) -> str:
 def _is_add(node: Any) -> bool:
     if not isinstance(node, fx.Node) or node.kwargs or not all(isinstance(one, fx.Node) for one in node.args):
         return False
-    called = node.op == "call_function" and node.target in _ADDS
-    return (called or (node.op == "call_method" and node.target in ("add", "add_"))) and len(node.args) == 2
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and node.target in (*_ADDS, *_ADDS_IN_PLACE) and len(node.args) == 2
+
+
+def _keeps(node: Any, fresh: Any) -> bool:
+    """Whether an addition changes nothing but `fresh`, which nothing else has. The other term may have other names."""
+    return node.target not in _ADDS_IN_PLACE or node.args[0] is fresh
 
 
 def _is(module: nn.Module, node: Any, kind: type) -> bool:
@@ -194,12 +222,14 @@ def _is(module: nn.Module, node: Any, kind: type) -> bool:
 def _watched(module: nn.Module, node: Any) -> bool:
     """Whether the module that a node calls has hooks, which nobody would call any more."""
     inner = module.get_submodule(node.target) if node.op == "call_module" else None
-    return inner is not None and any(getattr(inner, name) for name in HOOKS)
+    return inner is not None and is_watched(inner)
 
 
-def _put(graph: Any, node: Any, ours: Callable[..., Any], targets: tuple[str, ...], given: tuple[Any, ...]) -> None:
+def _put(
+    graph: Any, node: Any, ours: Callable[..., Any], targets: tuple[str | None, ...], given: tuple[Any, ...]
+) -> None:
     with graph.inserting_before(node):
-        inner = [graph.get_attr(target) for target in targets]
+        inner = [target and graph.get_attr(target) for target in targets]
         made = graph.call_function(ours, (*inner, *given))
     node.replace_all_uses_with(made)
     # What only the replaced nodes used is called no more: the nodes between them and what ours is given.
@@ -219,3 +249,13 @@ def _forward(graph: Any) -> Callable[..., Any]:
         exec(code.src, names)
         _FORWARDS[key] = names["forward"]
     return _FORWARDS[key]
+
+
+@cache
+def _of_these(names: tuple[str, ...], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a sequence that had these modules. One that was cut since, or has grown, has torch's."""
+
+    def of_these(self: Any, input: Any) -> Any:
+        return forward(self, input) if tuple(self._modules) == names else nn.Sequential.forward(self, input)
+
+    return of_these

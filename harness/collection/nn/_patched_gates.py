@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.collection.nn._decoder import swiglu
-from harness.collection.nn._patched_modules import CLOSE, HOOKS, Found, bare, swap, untouchable
+from harness.collection.nn._patched_modules import CLOSE, HOOKS, Found, bare, swap, untouchable, why_changed
 
 _SMALL = {"gate_proj": (8, 12), "up_proj": (8, 12), "down_proj": (12, 8)}
 """The projections, each with its inputs and outputs in the try."""
@@ -67,4 +67,5 @@ def _why_not(module: Any) -> str:
                     return "its own forward computes something else"
     except Exception as error:  # whatever somebody else's forward wants, it isn't what ours takes
         return f"its own forward can't be tried: {type(error).__name__}"
-    return ""
+    tried.__dict__["_modules"] = module._modules
+    return why_changed(tried, module)

@@ -11,12 +11,13 @@ import dis
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from harness.collection.nn._dropout import dropout
@@ -24,8 +25,8 @@ from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._softmax import softmax
 
 Found = tuple[str, str, str, Callable[[], object] | None]
-_TRIED = 4
-"""Rows of random numbers with which a class of somebody else is tried."""
+_TRIED = ((4,), (2, 3), (2, 3, 5))
+"""Sizes before the last one of the random numbers with which a class of somebody else is tried."""
 CLOSE = 1e-4
 """How near a class of somebody else must be to ours in a try."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -87,15 +88,30 @@ def untouchable(module: nn.Module) -> str:
     """Why the class of a module can't be replaced; '' if it can."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a module of torch.jit"
+    if is_parametrized(module):
+        return "it is parametrized, by a class of its own"
     return "its forward was replaced by somebody" if "forward" in vars(module) else ""
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether a module has hooks."""
+    return any(getattr(module, name) for name in HOOKS)
+
+
 def swap(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Give a module this forward. What is returned gives it its class back."""
+    """Give a module this forward. What is returned gives it its class back.
+
+    That raises RuntimeError if the module has got another class meanwhile, by whoever did so.
+    """
     before: Any = type(module)
-    module.__class__ = _with_forward(before, forward)
+    after = _with_forward(before, forward)
+    module.__class__ = after
 
     def undo() -> None:
+        if type(module) not in (before, after):
+            raise RuntimeError(
+                f"a {before.__name__} has become a {type(module).__name__} since it was patched: undo the patch before"
+            )
         module.__class__ = before
 
     return undo
@@ -125,7 +141,9 @@ def _why_no_rms_norm(module: Any) -> str:
     if weight.ndim != 1:
         return f"it normalises over {weight.ndim} dimensions, ours over the last one"
     if epsilon_of(module) is None:
-        return "its epsilon isn't given, so it depends on the type"
+        named = any(hasattr(module, name) for name in _EPSILONS)
+        none = f"it has no epsilon of the name {' or '.join(_EPSILONS)}"
+        return "its epsilon isn't given, so it depends on the type" if named else none
     return _why_not_alike(module, nn.RMSNorm, lambda x, w: functional.rms_norm(x, x.shape[-1:], w, epsilon_of(module)))
 
 
@@ -133,19 +151,25 @@ def _why_not_alike(module: Any, base: Any, like: Callable[..., Tensor]) -> str:
     """Why a module doesn't compute what torch's function does, by a try with random numbers; '' if it does."""
     if isinstance(module, base) and type(module).forward is base.forward:
         return ""
+    if any(True for _ in module.buffers()):
+        return "it has buffers, which its own forward may change"
     own = [name for name, value in module.named_parameters(recurse=False)]
     generator = torch.Generator().manual_seed(1)
     width = len(module.weight)
     drawn = {name: torch.randn(width, generator=generator) for name in own}
+    tried = bare(module)
     try:
-        x = torch.randn(_TRIED, width, generator=generator)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            got = torch.func.functional_call(bare(module), drawn, (x,))
-            want = like(x, *(drawn[name] for name in ("weight", "bias") if name in drawn))
-        alike = isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got, want, CLOSE, CLOSE)
+            for sizes, training in product(_TRIED, (True, False)):
+                x, tried.training = torch.randn(*sizes, width, generator=generator), training
+                got = torch.func.functional_call(tried, drawn, (x,))
+                want = like(x, *(drawn[name] for name in ("weight", "bias") if name in drawn))
+                alike = isinstance(got, Tensor) and got.shape == want.shape
+                if not alike or not torch.allclose(got, want, CLOSE, CLOSE):
+                    return "its own forward computes something else"
     except Exception as error:  # whatever somebody else's forward wants, it isn't what ours takes
         return f"its own forward can't be tried: {type(error).__name__}"
-    return "" if alike else "its own forward computes something else"
+    return why_changed(tried, module)
 
 
 def bare(module: Any) -> Any:
@@ -155,6 +179,14 @@ def bare(module: Any) -> Any:
     for name in HOOKS:
         vars(made)[name] = {}
     return made
+
+
+def why_changed(tried: nn.Module, module: nn.Module) -> str:
+    """Why a module that `bare` gave shows that a call stores something in the module; '' if it doesn't."""
+    before, after = ({**vars(one), "training": None} for one in (bare(module), tried))
+    names = [name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)]
+    stored = sorted(set(names) - {*HOOKS})
+    return f"its own forward stores {', '.join(stored)}" if stored else ""
 
 
 def _why_no_softmax(module: Any) -> str:
@@ -247,24 +279,29 @@ class _Calls(TorchFunctionMode):
 # Each gives None where torch's function must do it.
 
 
-def _call_softmax(x: Any, dim: int | None = None, *rest: Any, **more: Any) -> Tensor | None:
+# Arguments have torch's names, since a forward may give them by these.
+
+
+def _call_softmax(input: Any, dim: int | None = None, *rest: Any, **more: Any) -> Tensor | None:
     plain = not rest and not any(value is not None for name, value in more.items() if name != "_stacklevel")
-    return softmax(x, -1) if plain and x.ndim and dim in (-1, x.ndim - 1) and x.is_floating_point() else None
+    fits = plain and input.ndim and dim in (-1, input.ndim - 1) and input.is_floating_point()
+    return softmax(input, -1) if fits else None
 
 
 def _call_layer_norm(
-    x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor | None:
     fits = weight is not None and bias is not None and len(normalized_shape) == 1
-    return layer_norm(x, weight, bias, eps) if fits else None
+    return layer_norm(input, weight, bias, eps) if fits else None
 
 
-def _call_rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor | None:
-    return rms_norm(x, weight, eps) if weight is not None and eps is not None and len(normalized_shape) == 1 else None
+def _call_rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor | None:
+    fits = weight is not None and eps is not None and len(normalized_shape) == 1
+    return rms_norm(input, weight, eps) if fits else None
 
 
-def _call_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
-    return dropout(x, p, training) if not inplace and x.is_floating_point() else None
+def _call_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
+    return dropout(input, p, training) if not inplace and input.is_floating_point() else None
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {

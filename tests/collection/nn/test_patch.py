@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from harness.collection import nn as ours
 from harness.collection.models import MODELS
-from harness.collection.nn import _patched_blocks, _patched_modules
+from harness.collection.nn import _modules, _patched_blocks, _patched_modules
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,7 @@ def test_every_function_of_ours_is_called_in_a_step(kind, monkeypatch):
 
         return call
 
-    for module in (_patched_blocks, _patched_modules):
+    for module in (_modules, _patched_blocks, _patched_modules):
         for name in vars(module).keys() & CALLED[kind].keys():
             monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     model = made(kind)

@@ -19,10 +19,10 @@ class Cube(torch.autograd.Function):  # type: ignore[misc] # torch has no types
 class Model(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 1)
+        self.one, self.norm, self.two = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1)
 
     def forward(self, x):
-        return self.two(Cube.apply(self.one(x)))
+        return self.two(Cube.apply(self.norm(self.one(x))))
 
 
 def model():

@@ -103,7 +103,8 @@ def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
         if not (off := _distance(found[name], wanted.gradients[name])) <= allowed:
             far[name] = f"{name} by {off:.2%}, allowed are {allowed:.2%}"
     if far:
-        yield f"weights: the gradient of the first step is off: {_listed([far[name] for name in sorted(far)])}"
+        parts = "; parts of a batch are for a loss that is a mean over items" if rung.parts > 1 else ""
+        yield f"weights: the gradient of the first step is off: {_listed([far[name] for name in sorted(far)])}{parts}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,7 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
             (rung.checkpoint or rung.way == "fsdp_keep" or (rung.is_sharded and rung.compiled)) and not sheet.blocks
         ),
         "DistributedDataParallel sums gradients before a second stream has them": rung.streams and world > 1,
+        "harness.nn.patch finds nothing to swap in the model": rung.patched and not sheet.has_swaps,
         "the model has no linear layer": rung.streams and not sheet.linear,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,

@@ -43,3 +43,8 @@ class StepSheet:
     def has_step(self) -> bool:
         """Whether the file makes the whole step itself, its backward and the optimizer's step included."""
         return "step" in self.gives
+
+    @property
+    def has_swaps(self) -> bool:
+        """Whether `nn.patch` swaps anything."""
+        return not self.patched.startswith("swapped: 0,")

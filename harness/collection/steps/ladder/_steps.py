@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.steps.ladder import _ranks, _reference
+from harness.collection.steps.ladder import _ranks, _reference, _rungs
 from harness.collection.steps.ladder._given import arguments
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
@@ -51,10 +52,11 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     """
     gc.collect()
     setup = setup_of(ctx, sheet)
+    below = partial(lowest_failing, rung, sheet, setup)
     with _ranks.alike(ctx, _reference.forget):
         with told(_reference.BY_HOST):
             reference_losses(setup)
-        with told(rung, setup.world):
+        with told(rung, setup.world, below):
             complaints = tuple(gradient_complaints(rung, setup))
     before = _facts.allocated(ctx)
     modes = ExitStack()
@@ -62,11 +64,11 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    with told(rung, setup.world):
+    with told(rung, setup.world, below):
         trainer = _trainer(rung, setup)
     if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
         ctx.notes.append(_SAME)
-    with told(rung, setup.world):
+    with told(rung, setup.world, below):
         return _first_steps(ctx, trainer, complaints, before)
 
 
@@ -115,10 +117,10 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
 
 
 @contextmanager
-def told(rung: LadderRung, world: int = 1) -> Iterator[None]:
+def told(rung: LadderRung, world: int = 1, below: Callable[[], LadderRung] | None = None) -> Iterator[None]:
     """Errors of a rung on so many ranks become a UsageError with a reason in plain words.
 
-    Too little memory, and what the device says of itself, stay what they are.
+    below: finds the rung that is to blame. Too little memory, and what the device says of itself, stay what they are.
     """
     from torch import OutOfMemoryError
 
@@ -130,7 +132,31 @@ def told(rung: LadderRung, world: int = 1) -> Iterator[None]:
         said = _first_words(error)
         if "CUDA error" in said or "out of memory" in said:
             raise
-        raise UsageError(f"{reason(rung, world)}: {type(error).__name__}: {said}", _advice(rung, said)) from error
+        guilty = below() if below else rung
+        already = "" if guilty is rung else f"{guilty.name}, which {rung.name} goes on from, fails already: "
+        found = f"{already}{reason(guilty, world)}: {type(error).__name__}: {said}"
+        raise UsageError(found, _advice(guilty, said)) from error
+
+
+def lowest_failing(rung: LadderRung, sheet: StepSheet, setup: StepSetup) -> LadderRung:
+    """The lowest rung that a failed one goes on from and that fails in a step, too; the failed one if none does.
+
+    Compiled rungs aren't tried, since that takes long; on several ranks none is, since all would have to.
+    """
+    every = {one.name: one for one in _rungs.of_sheet(sheet)}
+    bases, one = list[LadderRung](), rung
+    while setup.world == 1 and one.base in every:
+        one = every[one.base]
+        bases.append(one)
+    for base in reversed(bases):
+        if base.compiled or base.graph:
+            continue
+        try:
+            with math_modes(base.tf32):
+                StepTrainer(base, setup).loss_of_step()
+        except Exception:  # which is the rung's, too
+            return base
+    return rung
 
 
 def _first_words(error: Exception) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     and what the step raises.
     """
     import torch
+    from torch.nn.parameter import is_lazy
 
     from harness.collection import nn
     from harness.collection.nn._patch import why_no_adamw
@@ -51,13 +52,19 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
         source = str(Path(source).resolve())
     given = _given.given(source, request["size"])
     trainer = StepTrainer(FLOAT32, StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16"))
+    _refuse_hidden(source, trainer.batch)
+    if unsized := sum(is_lazy(one) for one in trainer.model.parameters()):
+        raise UsageError(
+            f"{source}: model() gives {unsized} parameters without a size, of lazy modules",
+            "let model() call the module with a batch once before it gives it",
+        )
     sizes = [one.shape[0] for one in tensors_of(trainer.batch) if one.ndim]
     if not sizes:
         raise UsageError(f"{source}: batch() gives no tensor with a first dimension", "give the items of a step in it")
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     flops, attends, unused = _one_step(trainer)
-    patched = nn.patch(trainer.model, trainer.optimizer)
+    patched = nn.patch(trainer.model, None if given.step else trainer.optimizer)  # as `patched` does
     fused = has_option(trainer.optimizer, "fused")
     return asdict(
         StepSheet(
@@ -82,6 +89,22 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             unused=unused,
         )
     )
+
+
+def _refuse_hidden(source: str, batch: Any) -> None:
+    """Raise UsageError for an object in a batch that may hold tensors where nobody sees them."""
+    import torch
+    from torch.utils import _pytree
+
+    for one in _pytree.tree_leaves(batch):
+        if isinstance(one, torch.Tensor):
+            continue
+        if isinstance(one, Mapping) or is_dataclass(one) or hasattr(one, "to"):
+            raise UsageError(
+                f"{source}: batch() gives a {type(one).__name__}, in which the harness finds no tensors",
+                "give a tensor, a tuple, a list or a dict of tensors, such as dict(batch) or vars(batch); loss gets "
+                "the tensors of a dict by their names",
+            )
 
 
 def name_of(source: str) -> str:

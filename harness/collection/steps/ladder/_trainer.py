@@ -14,6 +14,7 @@ from harness.collection.steps.ladder._given import Given, arguments, given
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -162,8 +163,15 @@ class StepTrainer:
         return modes
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The file's optimizer, with torch's calls that the rung asks for."""
+        """The file's optimizer, with torch's calls that the rung asks for. Raises UsageError for another thing."""
+        import torch
+
         plain = self.setup.given.optimizer(self.model.parameters())
+        if not isinstance(plain, torch.optim.Optimizer):
+            raise UsageError(
+                f"{self.setup.source}: optimizer() gives a {type(plain).__name__}, not an optimizer of torch",
+                "give one with a group of parameters for each part of the model; a weight whose grad is None stays",
+            )
         options: dict[str, Any] = {}
         if self.rung.optimizer in ("fused", "foreach"):
             options = {"fused": self.rung.optimizer == "fused", "foreach": self.rung.optimizer == "foreach"}

@@ -57,6 +57,19 @@ def test_the_fastest_rung_that_is_right_is_to_be_used_as_code(lines):
     assert "torch.autocast(device.type, torch.bfloat16)" in code.text
 
 
+def test_rungs_that_may_be_as_fast_are_named(lines):
+    def spread(variant, *seconds):
+        return replace(timed(variant, 0.1), samples=seconds * 11)
+
+    noisy = [spread("float32", 0.2), spread("amp", 0.08, 0.12), spread("compile", 0.09, 0.15)]
+    _, found = lines(*noisy, steps={})
+    assert report.fastest(found).case.variant == "amp"
+    (told,) = [note.text for note in report.verdicts(found)][:1]
+    assert told.endswith(" These may be as fast, by 95% intervals that overlap: compile.")
+    _, found = lines()
+    assert not any("may be as fast" in note.text for note in report.verdicts(found))
+
+
 def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
     run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.collection.steps.ladder import _reference, _rungs, _steps, _survey, _trainer
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 from harness.errors import UsageError
 from harness.model import Case
@@ -92,6 +93,16 @@ def test_rungs_that_a_step_has_nothing_for_say_so():
     assert why("amp") is None
 
 
+@pytest.mark.parametrize(
+    ("patched", "why"), [("swapped: 0, left: 1", "harness.nn.patch finds nothing to swap in the model"), ("", "")]
+)
+def test_a_model_without_anything_of_ours_has_no_such_rungs(patched, why):
+    sheet = StepSheet("ladder_x", "x.py", "", 8, ("model", "batch", "loss"), patched=patched)
+    names = ["patched", "patched_compile", "compile"]
+    found = [_rungs.why_not(rung, sheet, "bfloat16") for rung in _rungs.of_sheet(sheet) if rung.name in names]
+    assert sorted(found) == ["", why, why]
+
+
 def test_a_model_that_refuses_torch_compile_costs_that_rung_alone(ready):
     with pytest.raises(UsageError) as raised, ready("uncompilable", "compile"):
         pass
@@ -108,6 +119,20 @@ def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
     _reference.forget()
     with pytest.raises(UsageError, match="the step itself fails, as the file has it: ValueError: no such layer"):
         ready("attention", "amp").__enter__()
+
+
+def test_a_rung_below_that_fails_already_gets_the_blame(ready, monkeypatch):
+    real = StepTrainer._backward
+
+    def fail(trainer):
+        if trainer.half is not None:
+            raise ValueError("no halves")
+        return real(trainer)
+
+    monkeypatch.setattr(StepTrainer, "_backward", fail)
+    told = "^amp, which patched goes on from, fails already: the model fails under autocast: ValueError: no halves$"
+    with pytest.raises(UsageError, match=told):
+        ready("attention", "patched").__enter__()
 
 
 @pytest.fixture

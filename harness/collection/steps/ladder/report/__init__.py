@@ -15,6 +15,8 @@ from harness.report.frame import Line, setting
 from harness.report.tree import Block, CommandLine, Note, Section
 
 ELSEWHERE = training.ELSEWHERE
+_NAMED = 3
+"""The most rungs that are named in a sentence."""
 
 
 def sections(lines: Sequence[Line]) -> Iterator[Section]:
@@ -43,11 +45,16 @@ def fastest(lines: Sequence[Line]) -> Line | None:
     A rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
     lie within the spread of the baseline's seeds.
     """
+    return next(iter(_right(lines)), None)
+
+
+def _right(lines: Sequence[Line]) -> list[Line]:
+    """The rungs that may be recommended, the fastest first."""
     timed = [line for line in lines if line.result.status == "ok" and line.result.time and not _is_idle(line)]
     if learned := _learned(lines):
         kept = {rung.line.case.id for rung in learned.rungs if rung is learned.baseline or learned.is_within(rung)}
         timed = [line for line in timed if line.case.id in kept]
-    return min(timed, key=lambda line: line.result.time or 0.0, default=None)
+    return sorted(timed, key=lambda line: line.result.time or 0.0)
 
 
 def _is_idle(line: Line) -> bool:
@@ -107,13 +114,22 @@ def _told(group: Sequence[Line], best: Line) -> str:
     took = units.seconds(best.result.time or 0.0)
     together = _together(best)
     if base is None or not base.result.time or base is best:
-        return f"The fastest rung is {name} ({where}): {took} a step{together}."
+        return f"The fastest rung is {name} ({where}): {took} a step{together}.{_ties(group, best)}"
     gained = units.ratio(base.result.time / (best.result.time or 1.0))
     return (
         f"Use {name} ({where}): {took} a step{together}, {gained} as fast as {base.case.variant}; its gradients, and "
         f"the losses of its first steps, are those of {base.case.variant} as far as its arithmetic lets them be. "
-        f"{_of_seeds(group, best)}"
+        f"{_of_seeds(group, best)}{_ties(group, best)}"
     )
+
+
+def _ties(group: Sequence[Line], best: Line) -> str:
+    """Which rungs may be as fast as the best one, in a sentence with a space before it; '' for none."""
+    ends, others = best.subject.interval, (line for line in _right(group) if line is not best)
+    near = [line for line in others if ends and line.subject.interval and line.subject.interval[0] <= ends[1]]
+    more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
+    names = ", ".join(line.case.variant for line in near[:_NAMED])
+    return f" These may be as fast, by 95% intervals that overlap: {names}{more}." if near else ""
 
 
 def _together(best: Line) -> str:

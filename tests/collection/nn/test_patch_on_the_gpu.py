@@ -1,0 +1,34 @@
+"""Our kernels in a patched block on a GPU: they run, also compiled, until a module in their place gets a hook."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from harness.collection import nn as ours
+from harness.collection.nn._kernels import LAUNCHED
+from tests.collection.nn.test_patch_of_others import Block
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ours_run_until_a_module_gets_a_hook(compiled):
+    torch.manual_seed(0)
+    model = Block().cuda()
+    plain, x = copy.deepcopy(model), torch.randn(4, 3, 5, 5, device="cuda")
+    assert ours.patch(model).swapped
+    called = torch.compile(model, fullgraph=True) if compiled else model
+
+    def launched(function):
+        before = LAUNCHED.copy()
+        torch.testing.assert_close(function(x), plain(x), rtol=1e-2, atol=1e-2)
+        return (LAUNCHED - before).keys()
+
+    assert launched(called) == {"bn_add_relu", "bias_dropout_residual"}
+    calls = []
+    model.bn.register_forward_hook(lambda *_: calls.append("bn"))
+    assert launched(model) == {"bias_dropout_residual"}
+    assert calls == ["bn"]

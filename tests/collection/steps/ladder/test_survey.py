@@ -1,0 +1,69 @@
+"""What a file gives that the harness can't measure is refused before anything is measured, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.collection.steps import ladder
+from harness.errors import UsageError
+
+FILE = """
+import collections, dataclasses, torch
+from torch import nn
+
+@dataclasses.dataclass
+class Pair:
+    x: torch.Tensor
+
+class Encoding(collections.UserDict):
+    pass
+
+def model(): return {model}
+def batch(): return {batch}
+def loss(model, x): return model(x).square().mean()
+def optimizer(parameters): return {optimizer}
+"""
+USUAL = {"model": "nn.Linear(4, 4)", "batch": "torch.ones(2, 4)", "optimizer": "torch.optim.AdamW(parameters)"}
+REFUSED = {
+    ("batch", "Pair(torch.ones(2, 4))"): "batch() gives a Pair, in which the harness finds no tensors",
+    ("batch", "Encoding(x=torch.ones(2, 4))"): "batch() gives a Encoding, in which the harness finds no tensors",
+    ("batch", "(torch.ones(2, 4), Pair(1))"): "batch() gives a Pair, in which the harness finds no tensors",
+    ("batch", "3"): "batch() gives no tensor with a first dimension",
+    ("model", "nn.LazyLinear(4)"): "model() gives 2 parameters without a size, of lazy modules",
+    ("optimizer", "(torch.optim.SGD(parameters),)"): "optimizer() gives a tuple, not an optimizer of torch",
+}
+
+
+def surveyed(folder: Path, **given: str):
+    file = folder / "given.py"
+    file.write_text(FILE.format(**{**USUAL, **given}))
+    return ladder.survey({"source": str(file), "device": "cpu", "size": 2, "prefix": "ladder_", "world": 1})
+
+
+@pytest.mark.parametrize(("place", "told"), REFUSED.items())
+def test_what_cant_be_measured_is_refused(tmp_path, place, told):
+    name, text = place
+    with pytest.raises(UsageError) as raised:
+        surveyed(tmp_path, **{name: text})
+    assert told in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "batch", ["{'x': torch.ones(2, 4)}", "collections.OrderedDict(x=torch.ones(2, 4))", "[torch.ones(2, 4)]"]
+)
+def test_a_batch_may_be_a_dict_or_a_list(tmp_path, batch):
+    assert surveyed(tmp_path, batch=batch)["size"] == 2
+
+
+def test_our_optimizer_isnt_told_of_where_the_file_makes_the_step_itself(tmp_path):
+    """No rung has it there."""
+    file = tmp_path / "step_of_its_own.py"
+    step = (
+        "def step(model, optimizer, x): loss = model(x).square().mean(); loss.backward(); optimizer.step(); return loss"
+    )
+    lines = FILE.format(**USUAL).splitlines()
+    file.write_text("\n".join([*(line for line in lines if not line.startswith("def loss")), step]))
+    found = ladder.survey({"source": str(file), "device": "cpu", "size": 2, "prefix": "ladder_", "world": 1})
+    assert found["patched"].startswith("swapped: 0,")

@@ -213,6 +213,7 @@ STEPS |= {
         ),
         ("harness/collection/models/swin.py", STEPS),
         rare("harness/collection/nn/_scaler.py", STEPS),
+        ("harness/collection/nn/_patch.py", set()),  # it is for users' models
         rare("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
         rare("harness/collection/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),

@@ -182,7 +182,12 @@ def test_what_is_no_script_of_this_python_is_refused(words: list[str], said: str
 @pytest.mark.parametrize("several", [False, True])
 def test_a_script_keeps_pythons_options(options: list[str], several: bool, tmp_path: Path, monkeypatch) -> None:
     commands = []
-    monkeypatch.setattr(tool, "_exit_code", lambda started, environment: commands.append(started) or 1)
+
+    def failing(started, environment):
+        commands.append(started)
+        return 1
+
+    monkeypatch.setattr(tool, "_exit_code", failing)
     (tmp_path / "train.py").write_text("")
     program = ["-m", "torch.distributed.run", "train.py"] if several else [str(tmp_path / "train.py")]
     with pytest.raises(MachineError):

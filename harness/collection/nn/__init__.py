@@ -8,7 +8,8 @@
 >>> scaler.scale(y.square().mean()).backward()
 >>> _ = scaler.step(optimizer), scaler.update()
 
-`patch(model)` puts them into a model of somebody else, and says what it swapped and what not.
+`patch(model)` of harness.nn puts them into a model of somebody else, and says what it swapped and what not. It isn't
+among the functions of this room, since no number of a bundled op depends on it.
 
 Functions of a decoder:
 
@@ -44,7 +45,6 @@ from harness.collection.nn._losses import cross_entropy, embedding, linear_cross
 from harness.collection.nn._memory import forget
 from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
 from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
-from harness.collection.nn._patch import Patched, patch
 from harness.collection.nn._rope import rope
 from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._scaler import GradScaler
@@ -58,7 +58,6 @@ __all__ = [
     "Dropout",
     "GradScaler",
     "LayerNorm",
-    "Patched",
     "RMSNorm",
     "Softmax",
     "add_rms_norm",
@@ -76,7 +75,6 @@ __all__ = [
     "llama_operators",
     "manual_seed",
     "norm_partition",
-    "patch",
     "resnet_operators",
     "rms_norm",
     "rope",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness.collection import nn as ours
+from harness import nn as ours
 from harness.collection.models import MODELS
 from harness.collection.nn import _modules, _patched_blocks, _patched_modules
 

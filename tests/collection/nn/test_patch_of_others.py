@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from harness.collection import nn as ours
+from harness import nn as ours
 
 
 @pytest.fixture(autouse=True)

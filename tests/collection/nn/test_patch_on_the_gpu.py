@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from harness.collection import nn as ours
+from harness import nn as ours
 from harness.collection.nn._kernels import LAUNCHED
 from tests.collection.nn.test_patch_of_others import Block
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness.collection import nn as ours
+from harness import nn as ours
 from harness.collection.nn import _patched_rotary
 
 WIDTH, HEADS, KEYS = 32, 4, 2

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from harness.collection import nn as ours
+from harness import nn as ours
 from tests.collection.nn.test_patched_rotary import WIDTH, Decoder
 
 pytestmark = pytest.mark.gpu

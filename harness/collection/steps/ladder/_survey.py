@@ -32,8 +32,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     from torch.nn.parameter import is_lazy
 
-    from harness.collection import nn
-    from harness.collection.nn._patch import why_no_adamw
+    from harness.collection.nn._patch import patch, why_no_adamw
     from harness.collection.steps.ladder import _given
     from harness.collection.steps.ladder._rungs import FLOAT32
     from harness.collection.steps.ladder._trainer import (
@@ -64,7 +63,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     flops, attends, unused = _one_step(trainer)
-    patched = nn.patch(trainer.model, None if given.step else trainer.optimizer)  # as `patched` does
+    patched = patch(trainer.model, None if given.step else trainer.optimizer)  # as `patched` does
     fused = has_option(trainer.optimizer, "fused")
     return asdict(
         StepSheet(

@@ -183,13 +183,13 @@ class StepTrainer:
         """Put our kernels into the model, and compile its blocks, where the rung has it so; then cut weights."""
         import torch
 
-        from harness.collection import nn
+        from harness.collection.nn._patch import patch
 
         blocks = [*dict.fromkeys(blocks_of(self.model))]  # before our kernels are in them
         # Batch norm wants its weights and its statistics in one type.
         gathered = None if has_batch_norm(self.model) else self.half
         if self.rung.patched:
-            nn.patch(self.model)  # before FSDP2, which gives modules classes of its own
+            patch(self.model)  # before FSDP2, which gives modules classes of its own
         if self.rung.compiled:
             torch.compiler.reset()
             for block in blocks:
@@ -201,16 +201,17 @@ class StepTrainer:
         import torch
 
         from harness.collection import nn
+        from harness.collection.nn._patch import patch
 
         # Now there is a number of the next call: code that is compiled without one is compiled again with it.
         nn.dropout(torch.zeros(1, device=self.setup.device), 0.5)
         nn.manual_seed(self.setup.drawn)
         model = torch.nn.Module() if self.is_sharded else self.model  # which has them already if it is in parts
         if self.rung.optimizer == "ours":
-            done = nn.patch(model, self.optimizer, self.scaler)
+            done = patch(model, self.optimizer, self.scaler)
             self.optimizer, self.scaler = done.optimizer, done.scaler
         else:
-            nn.patch(model)
+            patch(model)
 
 
 def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:

@@ -17,7 +17,7 @@ from rows import TODAY, Register, read
 
 
 def arguments(register: Register, runs: Sequence[str] = ()) -> Iterator[str]:
-    """The scenarios, each once, and an --only for each case. Raises SystemExit for a run that answers nothing."""
+    """Names of scenario files, each once, and an --only for each case. Raises SystemExit for a run without answers."""
     answering = {answer.run for answer in register.answers.values()}
     if unknown := [run for run in runs if run not in answering]:
         raise SystemExit(f"{', '.join(unknown)}: answers no figure; the runs that do: {', '.join(sorted(answering))}")
@@ -25,7 +25,7 @@ def arguments(register: Register, runs: Sequence[str] = ()) -> Iterator[str]:
         answer for answer in register.answers.values() if answer.state != (TODAY,) and (not runs or answer.run in runs)
     ]
     lines = [line for answer in asked for one in answer.comparison.found for line in one.lines]
-    yield from dict.fromkeys(line.scenario.name for line in lines)
+    yield from dict.fromkeys(register.scenarios[line.scenario.name].file.stem for line in lines)
     for case in dict.fromkeys(line.case.id for line in lines):
         yield from ("--only", case)
 

@@ -254,14 +254,15 @@ def test_the_check_writes_nothing_and_says_what_differs(
 
 
 def test_the_cases_of_answers_that_are_no_evidence_are_measured_again(changed: Any) -> None:
-    """Each has a scenario today too, and nothing else is measured."""
-    states = {"D": ("older code",), "P": (SCRIPT.TODAY, "uncommitted changes"), "R": (SCRIPT.TODAY,)}
+    """Each has a scenario today too, and nothing else is measured. A file may have several scenarios."""
+    states = {"D": ("older code",), "S": (SCRIPT.TODAY, "uncommitted changes"), "R": (SCRIPT.TODAY,)}
     answers = {key: one for key, one in changed.answers.items() if key[0][0] in states}
     changed.__dict__["answers"] = {key: replace(one, state=states[key[0][0]]) for key, one in answers.items()}
     words = [*FIGURE_CASES.arguments(changed)]
     globs = [case for only, case in pairwise(words) if only == "--only"]
-    definitions = [changed.scenarios[word] for word in words if word in changed.scenarios]
-    planned = scenario.plan(definitions, Catalogue(), scenario.Selection("cuda", only=tuple(globs)))
+    catalogue = Catalogue()
+    definitions = scenario.load(scenario.find(words[: words.index("--only")]), catalogue)
+    planned = scenario.plan(definitions, catalogue, scenario.Selection("cuda", only=tuple(globs)))
     found = [(key, line) for key, one in answers.items() for each in one.comparison.found for line in each.lines]
     assert (
         {job.case.id for job in planned.jobs} == {*globs} == {line.case.id for key, line in found if key[0][0] != "R"}

@@ -34,6 +34,13 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.message.endswith("part19.py and 2 more")
 
 
+def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
+    used = UsedCode(FILES, FILES, unmatched=("mykern/_fast.so",))
+    [finding] = code.judge(Evidence("main", (), (), used=used))
+    assert (finding.severity, finding.message.endswith(": mykern/_fast.so")) == ("undecided", True)
+    assert "--prepare" in finding.advice
+
+
 def test_files_that_were_edited_meanwhile_leave_it_undecided() -> None:
     [finding] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES), edited=("lib/helper.py",)))
     assert (finding.severity, finding.message) == ("undecided", "edited while the gate ran: lib/helper.py")

@@ -29,7 +29,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         named = _named(used.shared, _MOST_NAMED)
         message = f"this code was not compared, since {evidence.base} used the same files as the working tree: {named}"
         yield Finding("code", "undecided", message, _ADVICE)
-    elif not used.now:
+    elif not used.now and not evidence.broken:  # where no scenario can be loaded, nothing is run
         message = "no file of the repository was used, so no code of it was compared"
         yield Finding(
             "code", "undecided", message, "name the file with your ops: --ops mine.py, or --prepare a package"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.gate import Evidence
+from harness.gate.case_lists import Broken
 from harness.gate.records import UsedCode
 from harness.gate.rules import code
 
@@ -24,6 +25,8 @@ def test_shared_code_is_named_and_undecided() -> None:
 def test_a_gate_that_used_no_file_of_the_repository_is_undecided() -> None:
     [finding] = code.judge(Evidence("main", (), (), used=UsedCode()))
     assert (finding.severity, "--ops mine.py" in finding.advice) == ("undecided", True)
+    broken = Broken("ci.yaml", ())
+    assert not list(code.judge(Evidence("main", (), (), used=UsedCode(), broken=(broken,)))), "nothing was run"
 
 
 def test_changed_files_that_nothing_used_are_listed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
     monkeypatch.setattr("harness.cli.listing._ops", leave)
     monkeypatch.setattr("sys.argv", ["harness", "list", "ops"])
     monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
+    monkeypatch.setattr("os._exit", os._exit)  # main() replaces it
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == code
@@ -237,6 +239,7 @@ def test_a_bug_is_not_taken_for_a_gate_that_failed(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "app", broken)
     monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
+    monkeypatch.setattr("os._exit", os._exit)  # main() replaces it
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 70

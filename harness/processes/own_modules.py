@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlparse
@@ -49,6 +50,7 @@ class OwnModules:
         return known or (words[0] != "harness" and _installed_place(file) in self.places)
 
 
+@cache
 def _installed_place(file: str) -> str:
     """The path of an installed file below the folder of all packages; "" for one that isn't installed."""
     return next((file.rpartition(f"/{name}/")[2] for name in INSTALLED if f"/{name}/" in file), "")

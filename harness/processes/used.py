@@ -60,6 +60,7 @@ class UsedFiles:
         self._asked: set[str] = set()
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
+        self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
         # What starts this process comes from outside of the code that is measured.
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         self._mapped_before = _mapped()
@@ -122,6 +123,14 @@ class UsedFiles:
 
     def _is_left_out(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         """Whether a path is of this Python, of the system, or of what else is no code of a side."""
+        if self._judged[0] != left_out:
+            self._judged = left_out, {}
+        known = self._judged[1]  # there are thousands, and each case asks about all of them again
+        if file not in known:
+            known[file] = self._is_of_others(file, left_out)
+        return known[file]
+
+    def _is_of_others(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         tree = self._tree(file)
         inside = file[len(tree) :].split("/")
         return (

@@ -87,10 +87,10 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
             with _named(base):
                 surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
             cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
-            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened)
+            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened, base.root)
         asking.observer.note(f"asking {now.code.label} which files it uses")
         with used_code.watched(repository, codes.values()) as opened:
-            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened)
+            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened, now.root)
         used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
         # What is right may be said by any file, so the same code alone needs no judge.
         judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))

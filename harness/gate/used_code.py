@@ -22,7 +22,7 @@ from harness.gate.opened import BUILT, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
-from harness.processes import python
+from harness.processes import python, start
 from harness.processes.supervisor import Workers
 from harness.processes.used import EVERYTHING, digest, source_of
 
@@ -54,8 +54,8 @@ class Probed:
     software: Mapping[str, str]
 
 
-def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
-    """Check each case once. workers: they listen."""
+def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | None) -> Probed:
+    """Check each case once. workers: they listen, and import the harness in the folder `root`, or this process's own."""
     files: dict[Path, str] = {}
     asked: set[Path] = set()
     ended: dict[str, str] = {}
@@ -70,10 +70,11 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
         installed |= dict(surveyed.software)
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
-    # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
-    own = python.own_root() / "harness"
-    # A worktree has a file .git, which git reads.
-    seen = frozenset(file for file in opened.so_far() if not file.is_relative_to(own) and file.name != ".git")
+    # This process loads modules of its own meanwhile, and the asked process reads all of its harness for a digest. What
+    # the asked process loads of them, it tells itself. A worktree has a file .git, which git reads.
+    roots = {python.own_root(), root or python.own_root()}
+    known = frozenset(file for file in opened.so_far() if any(file.is_relative_to(top / "harness") for top in roots))
+    seen = frozenset(file for file in opened.so_far() - known if file.name != ".git")
     return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed)
 
 
@@ -102,8 +103,10 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
+    # The second starts the processes of both sides. Torch's compiler reads it, as all that lies on the stack.
+    of_both = scenarios | {Path(start.__file__).resolve()}
     named = {side: _Names(codes[side], package) for side in codes}
-    found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], scenarios)) for side in probed}
+    found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
     differing = {*submodules.changed(top, codes["base"].code.revision)} - {*submodules.at(top, "HEAD")}
@@ -113,7 +116,7 @@ def compared(
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
-        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, scenarios)))),
+        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, of_both)))),
         changed=tuple(shown(name) for name in changed if name in used),
         unused=tuple(shown(name) for name in changed if name not in used),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),

@@ -16,7 +16,7 @@ from harness.gate.records import Revision, Side, UsedCode
 from harness.gate.used_code import Probed, compared, probe
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job
-from harness.processes import python
+from harness.processes import python, start
 from harness.processes.messages import Surveyed
 from harness.processes.used import digest
 from tests.gate.foreign import write
@@ -177,6 +177,17 @@ def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
     assert found.shared == (str(kept),)
 
 
+def test_the_file_that_starts_the_processes_of_both_sides_is_not_shared(
+    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the harness's own repository it is the working tree's for both, and torch's compiler reads it."""
+    starts, used = places.file("repository/start.py"), places.file("repository/a.py")
+    monkeypatch.setattr(start, "__file__", str(starts))
+    found = comparison(probed(starts), probed(starts, used), ("start.py",))
+    assert (found.shared, found.base, found.now) == ((), (), (("a.py", X),))
+    assert found.unused == ("start.py",), "it is told if it has changed"
+
+
 def test_what_git_ignores_and_the_base_does_not_have_is_unmatched(
     places: Places, comparison: Callable[..., UsedCode]
 ) -> None:
@@ -227,7 +238,14 @@ class Asked:
     def so_far(self) -> frozenset[Path]:
         self.log.append("opened")
         # git, which a process asks for the names of modules, reads the file .git of a worktree.
-        return frozenset({Path("/tree/a.h"), Path("/tree/.git"), python.own_root() / "harness" / "check.py"})
+        return frozenset(
+            {
+                Path("/tree/a.h"),
+                Path("/tree/.git"),
+                Path("/tree/harness/a.h"),
+                python.own_root() / "harness" / "check.py",
+            }
+        )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +256,7 @@ def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: t
     workers: Any = Asked(dict(zip("ab", statuses, strict=True)))
     workers.complete = fine
     jobs = [Job(Case(op, "v", "float32", (("N", 8),))) for op in "ab"]
-    found = probe(workers, jobs, workers)
+    found = probe(workers, jobs, workers, Path("/tree"))
     assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
     assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
     assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt")}

@@ -55,7 +55,7 @@ class Probed:
 
 
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | None) -> Probed:
-    """Check each case once. workers: they listen, and import the harness in the folder `root`, or this process's own."""
+    """Check each case once. workers: they listen. root: the folder whose harness they import; None for this one's."""
     files: dict[Path, str] = {}
     asked: set[Path] = set()
     ended: dict[str, str] = {}
@@ -73,8 +73,8 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
     # This process loads modules of its own meanwhile, and the asked process reads all of its harness for a digest. What
     # the asked process loads of them, it tells itself. A worktree has a file .git, which git reads.
     roots = {python.own_root(), root or python.own_root()}
-    known = frozenset(file for file in opened.so_far() if any(file.is_relative_to(top / "harness") for top in roots))
-    seen = frozenset(file for file in opened.so_far() - known if file.name != ".git")
+    own = [top / "harness" for top in roots]
+    seen = frozenset(file for file in opened.so_far() if file.name != ".git" and not any(map(file.is_relative_to, own)))
     return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed)
 
 

@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from harness import paths
@@ -270,7 +271,7 @@ def _here() -> Path:
 
 def _is_code_of_a_side() -> bool:
     """Whether the code that lists a folder now is of a side, and not the search for modules, nor the harness's own."""
-    frame = sys._getframe(2)  # of who calls the audit hook
+    frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
     while frame:
         file = frame.f_code.co_filename
         if any(word in file for word in _OF_IMPORTS):

@@ -103,7 +103,7 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
-    # The second starts the processes of both sides. Torch's compiler reads it, as all that lies on the stack.
+    # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
     of_both = scenarios | {Path(start.__file__).resolve()}
     named = {side: _Names(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}

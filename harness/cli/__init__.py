@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths, trial
-from harness.cli import streams
+from harness.cli import leaving, streams
 from harness.cli.group import Commands
 from harness.errors import Exit
 from harness.processes.ending import Ending
@@ -77,7 +77,7 @@ def main() -> None:
     sys.path[:] = paths.import_folders()
     streams.open_all()
     streams.guard()
-    with Ending(), trial.wanted():
+    with leaving.decided(), Ending(), trial.wanted():
         _command()
 
 

@@ -213,6 +213,8 @@ def _against(requests: Sequence[Request], folder: Path) -> int:
 def stopping(output: Path | None) -> Iterator[None]:
     """If the gate ends by an error, write the files and tell GitHub so, as far as they were asked for."""
     try:
+        if output:
+            _refuse_folder(output)
         yield
     except typer.Exit:
         raise
@@ -225,6 +227,14 @@ def stopping(output: Path | None) -> Iterator[None]:
                 typer.echo(path, err=True)
             stopped.publish(told, os.environ, Path.cwd())
         raise
+
+
+def _refuse_folder(output: Path) -> None:
+    """Raise UsageError, before anything is measured, if no folder can be made there."""
+    there = next(place for place in (output.absolute(), *output.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        found = "can't be written" if there.is_dir() else "is no folder"
+        raise UsageError(f"--output {output}: {there} {found}", "name a folder that can be made")
 
 
 def _paired(asked: Request) -> GateRun:

@@ -100,9 +100,9 @@ def gate_request(
     from harness import devices, scenario
     from harness.gate import Request, resuming
 
-    if missing := [str(file) for file in ops or () if not file.is_file()]:
+    if missing := [file for file in ops or () if not file.is_file()]:
         raise UsageError(
-            f"--ops {missing[0]}: no such file",
+            f"--ops {missing[0]}: {'a folder, and no file' if missing[0].is_dir() else 'no such file'}",
             "name the file as it is called now; if its ops should go, so should the command that gates them",
         )
     files = tuple(scenario.find(scenarios))

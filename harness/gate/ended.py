@@ -7,6 +7,11 @@ from fractions import Fraction
 
 from harness.model import FAILED, Measurement
 
+_OF_CODE = frozenset({
+    "AssertionError", "AttributeError", "FileNotFoundError", "ImportError", "IndexError", "KeyError",
+    "ModuleNotFoundError", "NameError", "NotImplementedError", "SyntaxError", "TypeError", "ValueError",
+})  # fmt: skip
+
 
 def never_timed(measurements: Sequence[Measurement]) -> bool:
     """Whether no process has a time."""
@@ -43,6 +48,11 @@ def is_worse(before: Sequence[Measurement], after: Sequence[Measurement]) -> boo
 def _lost(measurements: Sequence[Measurement]) -> Fraction:
     """The share of the processes that have no time."""
     return Fraction(sum(m.time is None for m in measurements), len(measurements))
+
+
+def is_of_code(measurements: Sequence[Measurement]) -> bool:
+    """Whether every process raised an error that no state of the machine causes, such as a module that isn't there."""
+    return all(m.status == "crashed" and (m.error or "").partition(":")[0] in _OF_CODE for m in measurements)
 
 
 def needs_other(measurements: Sequence[Measurement]) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import devices
-from harness.errors import HarnessError, brief, described
-from harness.gate import judging, measuring, used_code
+from harness.errors import HarnessError, UsageError, brief, described
+from harness.gate import judging, measuring, submodules, used_code
 from harness.gate.case_lists import Cases, Wanted, common
+from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import Probed
@@ -74,17 +76,21 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     scenarios = {file.resolve() for file in (*files, *old)}
     nursery = asking.nursery if devices.kinds()[kind].on_host else None
     trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
+    if absent := submodules.absent(repository.top):
+        advice = "git submodule update --init --recursive"
+        asking.observer.say(f"not checked out here, so neither side has it: {', '.join(map(shown, absent))} ({advice})")
     with (
         base.workers(kind, listen=trees["base"], nursery=nursery) as of_base,
         now.workers(kind, listen=trees["now"], nursery=nursery) as of_now,
     ):
         with used_code.watched(repository, codes.values()) as opened:
-            surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
+            with _named(base):
+                surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
             cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
-            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened)
+            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened, base.root)
         asking.observer.note(f"asking {now.code.label} which files it uses")
         with used_code.watched(repository, codes.values()) as opened:
-            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened)
+            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened, now.root)
         used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
         # What is right may be said by any file, so the same code alone needs no judge.
         judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
@@ -92,6 +98,17 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     cases = replace(cases, untold=(*cases.untold, *unheard))
     same = _same(cases, used, (before, after))
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used), judged)
+
+
+@contextmanager
+def _named(base: Checkout) -> Iterator[None]:
+    """An error of the base's code is told as the base's: its file is gone when the user reads that."""
+    try:
+        yield
+    except UsageError as error:
+        found = error.message.replace(f"{base.folder}/", "")
+        advice = "name a base whose code can be loaded: with this one nothing can be compared"
+        raise UsageError(f"{base.code.label} can't be loaded: {found}", advice) from error
 
 
 def _to_judge(cases: Cases, right: frozenset[str]) -> list[Job]:

@@ -15,7 +15,7 @@ _OPEN = 0x20
 _LOST = 0x4000
 _EVENT = struct.Struct("iIII")
 _MOST = 1 << 20
-_BUILT = frozenset({
+BUILT = frozenset({
     ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu", ".py",
     ".o", ".a", ".so", ".ptx", ".cubin", ".fatbin",
 })  # fmt: skip
@@ -74,6 +74,6 @@ class Opened:
                     self.complete = False
                 elif name and (folder := self._watched.get(number)):
                     file = Path(source_of(str(folder / os.fsdecode(name))))
-                    if folder not in self._built or not _BUILT.isdisjoint(file.suffixes):
+                    if folder not in self._built or not BUILT.isdisjoint(file.suffixes):
                         self._found.add(file)
         return frozenset(file for file in self._found if file.is_file())

@@ -16,6 +16,7 @@ from harness.gate.worktree import Checkout
 
 _LIMIT = 3600
 _TOLD = 15  # lines of a command that failed
+_OF_SHELLS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "cd", "export", "source"})
 _OF_THIS_PYTHON = {"pip": ["-m", "pip"], "python": [], "python3": []}
 
 
@@ -42,6 +43,12 @@ def _words(command: str, site: Path, root: Path) -> list[str]:
         raise UsageError(f"--prepare {command!r}: {error}", "quote it as a shell would take it") from error
     if not words:
         raise UsageError("--prepare names no command", "such as 'pip install --no-deps --target {site} {root}'")
+    if syntax := next((word for word in words if word in _OF_SHELLS), None):
+        what = f"--prepare {command!r}: it isn't given to a shell, for which {syntax!r} is meant"
+        raise UsageError(what, f"repeat --prepare for each command, or name the shell: bash -c {shlex.quote(command)}")
+    if words[:2] == ["pip", "install"] and "{site}" not in command:
+        what = f"--prepare {command!r}: both sides would have what is installed last, in the Python of both"
+        raise UsageError(what, "install into each side's own folder: pip install --no-deps --target {site} {root}")
     filled = [word.replace("{site}", str(site)).replace("{root}", str(root)) for word in words]
     own = _OF_THIS_PYTHON.get(filled[0])
     return filled if own is None else [sys.executable, *own, *filled[1:]]
@@ -70,5 +77,5 @@ def _run(words: Sequence[str], code: Checkout) -> None:
         said = "\n".join(done.stdout.strip().splitlines()[-_TOLD:])
         raise UsageError(
             f"--prepare failed for {label} with exit status {done.returncode}: {shlex.join(words)}\n{said}",
-            f"run the command in {code.folder}, or name a base for which it works",
+            f"run the command in a checkout of {label}, or name a base for which it works",
         )

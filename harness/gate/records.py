@@ -243,6 +243,7 @@ class UsedCode:
     trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
     used or asked about. unused: the others that differ. software: those by which other software would be installed.
     versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known.
+    unmatched: files that the working tree used and git ignores, and that the base doesn't have.
     """
 
     base: tuple[tuple[str, str], ...] = ()
@@ -253,6 +254,7 @@ class UsedCode:
     software: tuple[str, ...] = ()
     complete: bool = False
     versions: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
 
     @property
     def digests(self) -> tuple[str, str]:

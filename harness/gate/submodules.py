@@ -28,6 +28,13 @@ def here(top: Path) -> list[Path]:
     return [*own, *(inner for folder in own for inner in here(folder))]
 
 
+def absent(top: Path) -> list[str]:
+    """The submodules whose files aren't checked out though the revision around them is, from the top on."""
+    there = {path: (top / path / ".git").exists() for path in at(top, "HEAD")}
+    inside = (f"{path}/{name}" for path, found in there.items() if found for name in absent(top / path))
+    return [*(path for path, found in there.items() if not found), *inside]
+
+
 def listed(top: Path) -> Iterator[str]:
     """Paths of all files that git doesn't ignore, also in submodules, from the top on. Some may be gone."""
     for folder in (top, *here(top)):

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from harness import paths
 from harness.gate import measuring, software, submodules
 from harness.gate.git import shown
-from harness.gate.opened import Opened
+from harness.gate.opened import BUILT, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
-from harness.processes import python
+from harness.processes import python, start
 from harness.processes.supervisor import Workers
-from harness.processes.used import digest
+from harness.processes.used import EVERYTHING, digest, source_of
 
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
 _HARMLESS = frozenset({"ok", "unsupported", "skipped"})
 _OF_OTHERS = frozenset({".git", "pyvenv.cfg", "node_modules"})
 """What a folder holds that is of other software, or of another repository."""
+_OF_INSTALLATIONS = re.compile(r"\.(egg|dist)-info(/|$)")
+"""What only pip and the like read, to find packages."""
 _EMPTY = hashlib.sha256().hexdigest()
 
 
@@ -37,7 +40,7 @@ _EMPTY = hashlib.sha256().hexdigest()
 class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
-    asked: paths in the trees that they asked about, such as whether there is a file.
+    asked: paths that they asked about, such as whether there is a file; FOLDER/* if they asked which files there are.
     fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
     and version.
     """
@@ -51,8 +54,8 @@ class Probed:
     software: Mapping[str, str]
 
 
-def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
-    """Check each case once. workers: they listen."""
+def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | None) -> Probed:
+    """Check each case once. workers: they listen. root: the folder whose harness they import; None for this one's."""
     files: dict[Path, str] = {}
     asked: set[Path] = set()
     ended: dict[str, str] = {}
@@ -67,9 +70,11 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
         installed |= dict(surveyed.software)
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
-    # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
-    own = python.own_root() / "harness"
-    seen = frozenset(file for file in opened.so_far() if not file.is_relative_to(own))
+    # This process loads modules of its own meanwhile, and the asked process reads all of its harness for a digest. What
+    # the asked process loads of them, it tells itself. A worktree has a file .git, which git reads.
+    roots = {python.own_root(), root or python.own_root()}
+    own = [top / "harness" for top in roots]
+    seen = frozenset(file for file in opened.so_far() if file.name != ".git" and not any(map(file.is_relative_to, own)))
     return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed)
 
 
@@ -98,23 +103,28 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
+    # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
+    of_both = scenarios | {Path(start.__file__).resolve()}
     named = {side: _Names(codes[side], package) for side in codes}
-    found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], scenarios)) for side in probed}
+    found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
     differing = {*submodules.changed(top, codes["base"].code.revision)} - {*submodules.at(top, "HEAD")}
     changed = sorted(differing - scenario_names)
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
-    used = {n for n in changed if any(_is_used(n, folders[side], found[side], probed[side]) for side in found)}
+    used = {n for n in changed if any(_is_used(n, side, folders, found[side], probed[side]) for side in found)}
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
-        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, scenarios)))),
+        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, of_both)))),
         changed=tuple(shown(name) for name in changed if name in used),
         unused=tuple(shown(name) for name in changed if name not in used),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
         complete=all(side.complete for side in probed.values()),
+        unmatched=tuple(
+            map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
+        ),
     )
 
 
@@ -130,13 +140,45 @@ def edited(code: Checkout, used: UsedCode) -> tuple[str, ...]:
     return tuple(name for name, content in ours if digest(known[name]) != content)
 
 
-def _is_used(name: str, folder: Path, found: Mapping[str, str], probed: Probed) -> bool:
+def _unmatched(top: Path, base: Path, now: Probed, base_alone: Iterable[str]) -> list[str]:
+    """Files of the working tree that its processes used, that git ignores, and that aren't there for the base.
+
+    base_alone: what only the base used. What it made for itself in the same place, or by the same name, takes the place
+    of such a file, as in a cache with a digest of the source in its paths.
+    """
+    built = {file for file in now.opened if not BUILT.isdisjoint(file.suffixes)}
+    inside = {file.relative_to(top) for file in {*now.files} | built if file.is_relative_to(top)}
+    absent = {path for path in inside if not (base / path).exists() and not _OF_INSTALLATIONS.search(str(path.parent))}
+    if not absent:
+        return []
+    known = {*submodules.listed(top), *submodules.listed(base)}
+    made = [PurePath(name) for name in base_alone if name not in known]
+    alike = {(path.suffix, place) for path in made for place in (path.parent, path.name)}
+    alone = (path for path in absent if alike.isdisjoint({(path.suffix, path.parent), (path.suffix, path.name)}))
+    return sorted(name for path in alone if (name := str(path)) not in known)
+
+
+def _is_used(name: str, side: Side, folders: Mapping[Side, Path], found: Mapping[str, str], probed: Probed) -> bool:
     """Whether a side used a file of its folder, asked about it, or used a copy, as an installation makes one."""
-    if name in found or folder / name in probed.asked:
+    folder = folders[side]
+    if name in found or folder / name in probed.asked or _is_noticed(name, folder, folders, probed.asked):
         return True
+    if name.endswith(".pyc") and os.path.relpath(source_of(str(folder / name)), folder) in found:
+        return True  # Python may run it in place of its source, whatever the source says
     content = digest(folder / name)
     copies = {of_copy for copy, of_copy in found.items() if copy.startswith(MADE)}
     return content not in ("", _EMPTY) and content in copies
+
+
+def _is_noticed(name: str, folder: Path, folders: Mapping[Side, Path], asked: frozenset[Path]) -> bool:
+    """Whether a side asked something that a file, which is there on one side alone, gives another answer to.
+
+    The file's folder may be on one side alone, too, with folders around.
+    """
+    parts = PurePath(name).parts
+    paths_to = [Path(*parts[:count]) for count in range(1, len(parts) + 1)]
+    alone = [path for path in paths_to if len({os.path.lexists(top / path) for top in folders.values()}) == 2]
+    return bool(alone) and any(folder / path in asked for path in (*alone, alone[0].parent / EVERYTHING))
 
 
 def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
@@ -146,7 +188,9 @@ def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: 
     certain = {file for file in before.files if names.of(file) is None}
     # Another program may have opened a file of the working tree meanwhile.
     seen = {file for file in before.opened & used_now if names.of(file) is None}
-    for file in (certain | seen) - scenarios:
+    # What the base only asked about wasn't there yet, so the base made it, and the working tree found it.
+    made = {file for file in before.asked & used_now if names.of(file) is None and not file.is_relative_to(top)}
+    for file in (certain | seen | made) - scenarios:
         if file.is_relative_to(top):
             yield str(file.relative_to(top))
         elif file in used_now:

@@ -82,10 +82,14 @@ def shared_root(codes: Iterable[Checkout]) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The git repository with the code to compare: of the user's ops and scenarios, or the harness's own."""
+    """The git repository with the code to compare: of the user's ops and scenarios, or the harness's own.
+
+    outside: the user's ops and scenarios, if none lies in a repository, so that the harness's is taken.
+    """
 
     top: Path
     plugins: tuple[Path, ...]
+    outside: tuple[Path, ...] = ()
 
     @classmethod
     def find(cls, plugins: Sequence[Path], scenarios: Sequence[Path] = ()) -> Repository:
@@ -96,14 +100,15 @@ class Repository:
         """
         files = tuple(plugin.resolve() for plugin in plugins)
         bundled = paths.data("scenarios").resolve()
-        theirs = [file for file in map(Path.resolve, scenarios) if not file.is_relative_to(bundled)]
-        top = next(filter(None, map(_around, (*files, *theirs))), None) or _top(Path(source.__file__).resolve())
+        theirs = tuple(file for file in map(Path.resolve, scenarios) if not file.is_relative_to(bundled))
+        own = next(filter(None, map(_around, (*files, *theirs))), None)
+        top = own or _top(Path(source.__file__).resolve())
         if top is None:
             raise UsageError(
                 "--base needs a git checkout, and neither a file of --ops, nor a scenario, nor the harness lies in one",
                 "clone the harness's repository and 'pip install -e' it, or judge stored runs: harness gate REF RUN",
             )
-        return cls(top, tuple(placed(plugin, top) for plugin in plugins))
+        return cls(top, tuple(placed(plugin, top) for plugin in plugins), () if own else (*files, *theirs))
 
     @property
     def package(self) -> Path | None:
@@ -155,6 +160,12 @@ class Repository:
         try:
             return git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}").strip()
         except UsageError as error:
+            if self.outside:
+                raise UsageError(
+                    f"{self.outside[0]} lies in no git repository, and that of the harness, {self.top}, has no "
+                    f"revision '{rev}'",
+                    "put your ops and scenarios into a repository with a commit to compare with: git init",
+                ) from error
             raise UsageError(
                 f"{self.top}: git knows no revision '{rev}'",
                 "name a branch, tag or commit; a clone that was cut short has it after 'git fetch --unshallow' "

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from harness import devices, intact, limits, measure, ranks, scenario, source
@@ -107,10 +108,14 @@ class Worker:
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
                 used = self._heard.so_far() if self._heard else ()
-                machine = self._device.machine()
-                software = (*((("driver", machine.driver),) if machine.driver else ()), *machine.versions)
                 checks = strictness(ops.values()), spared(ops.values())
-                return Surveyed(asked, known, scenarios, used, checks[0], software, checks[1])
+                return Surveyed(asked, known, scenarios, used, checks[0], self._software, checks[1])
+
+    @cached_property
+    def _software(self) -> tuple[tuple[str, str], ...]:
+        """The driver and the packages that times rest on, each with its version."""
+        machine = self._device.machine()
+        return (*((("driver", machine.driver),) if machine.driver else ()), *machine.versions)
 
     def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file.

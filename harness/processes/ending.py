@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from os import _exit  # as it is before any code of others is loaded
 from types import FrameType
 from typing import Any, Self
 
@@ -49,7 +50,7 @@ class Ending:
         if self._heard > 1:
             descendants.end(os.getpid())
         if self._heard > 2:
-            os._exit(128 + self.number)
+            _exit(128 + self.number)
         if self._heard == 1:
             self.number = number
             raise KeyboardInterrupt

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
-import json
 import os
 import shlex
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from harness import paths
+from harness.processes.own_modules import INSTALLED, OwnModules
 
 _OWN = Path(__file__).resolve().parents[1]
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = tuple(
     f"/{name}"
     for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "snap", "nix/store",
@@ -39,6 +36,13 @@ _INDUCTOR = "torchinductor_"  # with the name of the user
 """The names of the usual folders."""
 _LONGEST_PATH = 4096
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
+_STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
+_LISTS = frozenset({"os.listdir", "os.scandir"})
+_OPENS = {"open": 0, "ctypes.dlopen": 0, "import": 1, "sqlite3.connect": 0}
+"""Events of something that reads a file, and which argument names the file."""
+_OF_IMPORTS = ("importlib._bootstrap", "importlib/metadata/")
+EVERYTHING = "*"
+"""In place of the name of a file: the process has asked which names the folder has."""
 
 
 class UsedFiles:
@@ -56,13 +60,15 @@ class UsedFiles:
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
         self._digests: dict[str, str] = {}
-        self._own: _OwnModules | None = None
+        self._own: OwnModules | None = None
+        self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
         # What starts this process comes from outside of the code that is measured.
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
         for name in ("stat", "lstat", "access"):
             _replace(name, self._asking(getattr(os, name)))
+        importlib.util.find_spec = self._finding(importlib.util.find_spec)
 
     def libraries_loaded(self) -> None:
         """What is mapped into the memory until now is of Python and torch."""
@@ -71,17 +77,22 @@ class UsedFiles:
     def so_far(self) -> tuple[tuple[str, str], ...]:
         """The full path and the SHA-256 of each file, sorted.
 
-        "" in place of the SHA-256 for a path in the trees that the process has only asked about, such as whether
-        there is a file.
+        "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file.
+        FOLDER/* is such a path, too: which files there are in a folder of the trees.
         """
         asked = self._asked.copy()
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
-        told = {path: "" for file in asked if self._tree(path := source_of(file))}
+        left_out = self._left_out()
+        told = {
+            path: ""
+            for file in asked
+            if self._tree(path := source_of(file)) or not (path.endswith("/*") or self._is_left_out(path, left_out))
+        }
         self._asked &= asked  # without what this method has asked about
         return tuple(sorted((told | self._digests).items()))
 
     def _files(self) -> set[str]:
-        self._own = self._own or _OwnModules.of([*map(Path, self._trees)])
+        self._own = self._own or OwnModules.of([*map(Path, self._trees)])
         modules = {
             name: source_of(file)
             for name, module in list(sys.modules.items())
@@ -108,16 +119,26 @@ class UsedFiles:
         return {**inside, "": [*here, *kept, *map(str, own), *_SYSTEM]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
+        there = not self._is_left_out(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
+        return there and os.access(file, os.R_OK)
+
+    def _is_left_out(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
+        """Whether a path is of this Python, of the system, or of what else is no code of a side."""
+        if self._judged[0] != left_out:
+            self._judged = left_out, {}
+        known = self._judged[1]  # there are thousands, and each case asks about all of them again
+        if file not in known:
+            known[file] = self._is_of_others(file, left_out)
+        return known[file]
+
+    def _is_of_others(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         tree = self._tree(file)
         inside = file[len(tree) :].split("/")
         return (
-            "__pycache__" not in inside
-            and _INSTALLED.isdisjoint(inside)
-            and ".git" not in inside
-            and (bool(tree) or not any(map(_keeps_by_content, inside)))
-            and not any(_is_below(file, folder) for folder in left_out[tree])
-            and os.path.isfile(file)  # noqa: PTH113 - there are thousands of them
-            and os.access(file, os.R_OK)
+            not INSTALLED.isdisjoint(inside)
+            or not {"__pycache__", ".git"}.isdisjoint(inside)
+            or (not tree and any(map(_keeps_by_content, inside)))
+            or any(_is_below(file, folder) for folder in left_out[tree])
         )
 
     def _named(self) -> Iterator[str]:
@@ -132,7 +153,11 @@ class UsedFiles:
         if event in _STARTS:
             self._started.add(tuple(_words(event, arguments)))
             return
-        named = {"open": 0, "ctypes.dlopen": 0, "import": 1}.get(event)
+        if event in _LISTS:
+            if not isinstance(arguments[0], int) and _is_code_of_a_side():
+                self._asked.add(f"{_full(os.fspath(arguments[0] or '.'))}/{EVERYTHING}")
+            return
+        named = _OPENS.get(event)
         if named is None or not isinstance(arguments[named], (str, bytes)):
             return
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
@@ -150,32 +175,18 @@ class UsedFiles:
 
         return asked
 
+    def _finding(self, find: Callable[..., Any]) -> Callable[..., Any]:
+        """`find_spec`, which tells whether a module is there without loading the module."""
 
-@dataclass(frozen=True, slots=True)
-class _OwnModules:
-    """The modules of a repository, also where they were installed from it.
+        @functools.wraps(find)
+        def found(*named: Any, **options: Any) -> Any:
+            spec = find(*named, **options)
+            for place in (getattr(spec, "origin", None), *(getattr(spec, "submodule_search_locations", None) or ())):
+                if isinstance(place, str):
+                    self._asked.add(_full(place))
+            return spec
 
-    packages, modules: names as `import` takes them; files: of distributions that pip installed from the repository.
-    """
-
-    packages: frozenset[str]
-    modules: frozenset[str]
-    files: frozenset[str]
-
-    @classmethod
-    def of(cls, trees: Sequence[Path]) -> _OwnModules:
-        """The modules of the repository in these folders."""
-        return cls(
-            frozenset({*_packages(trees)} - {"harness"}),
-            frozenset(_single_modules(trees)),
-            frozenset(_installed_from(trees[-1])),
-        )
-
-    def have(self, name: str, file: str) -> bool:
-        """Whether a module is the repository's, by its name, or by its file."""
-        words = name.split(".")
-        alone = name in self.modules and Path(file).parent.name in _INSTALLED
-        return alone or file in self.files or not self.packages.isdisjoint({words[0], ".".join(words[:2])})
+        return found
 
 
 def digest(file: Path) -> str:
@@ -258,6 +269,20 @@ def _here() -> Path:
         return Path("/")
 
 
+def _is_code_of_a_side() -> bool:
+    """Whether the code that lists a folder now is of a side, and not the search for modules, nor the harness's own."""
+    frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
+    while frame:
+        file = frame.f_code.co_filename
+        if any(word in file for word in _OF_IMPORTS):
+            return False
+        if not file.startswith("<frozen ") and not _standard(file):
+            own = _is_below(file, str(_OWN))
+            return not own or file[len(str(_OWN)) + 1 :].split("/")[0] in paths.COLLECTION
+        frame = frame.f_back
+    return True
+
+
 @cache
 def source_of(file: str) -> str:
     """The full path of a file without links; of the source where Python has kept a module compiled."""
@@ -272,44 +297,4 @@ def source_of(file: str) -> str:
 
 def _standard(file: str) -> bool:
     """Whether a file is of Python's own library."""
-    found = Path(file)
-    return found.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) and not _INSTALLED & {*found.parts}
-
-
-def _packages(trees: Iterable[Path]) -> Iterator[str]:
-    """Names of the packages whose sources lie in a repository: at its top, in a folder such as src, or one deeper.
-
-    A package one deeper is of a namespace, such as company.kernels in src.
-    """
-    for top in trees:
-        for place in _places(top):
-            for found in (*place.glob("*/__init__.py"), *place.glob("*/*/__init__.py")):
-                inside = found.parent.relative_to(place)
-                if len(inside.parts) == 1 or not (found.parents[1] / "__init__.py").is_file():
-                    yield ".".join(inside.parts)
-
-
-def _single_modules(trees: Iterable[Path]) -> Iterator[str]:
-    """Names of modules of one file that lie in a repository, at its top or in a folder such as src."""
-    yield from (found.stem for top in trees for place in _places(top) for found in place.glob("*.py"))
-
-
-def _places(top: Path) -> Iterator[Path]:
-    """The folders of a repository that hold modules and packages, as far as these may have been installed from there.
-
-    A folder that is itself a package isn't one.
-    """
-    yield top
-    yield from (place for place in top.glob("[!.]*/") if place.is_dir() and not (place / "__init__.py").is_file())
-
-
-def _installed_from(top: Path) -> Iterator[str]:
-    """The files of every distribution but the harness that pip installed from the repository, or from a wheel in it."""
-    for distribution in importlib.metadata.distributions():
-        try:
-            url = urlparse(json.loads(distribution.read_text("direct_url.json") or "{}").get("url", ""))
-        except ValueError:
-            continue
-        if url.scheme == "file" and Path(unquote(url.path)).resolve().is_relative_to(top):
-            own = [file for file in distribution.files or () if file.parts[0] != "harness"]
-            yield from (os.path.realpath(file.locate()) for file in own)
+    return _is_below(file, _STDLIB) and INSTALLED.isdisjoint(file.split("/"))

@@ -31,7 +31,11 @@ def op(name: str, info: ValidationInfo[Names]) -> str:
     """An op that there is, and that has a variant."""
     if info.context.op and not info.context.op.variants:
         raise refused(f"op '{name}' has no variants", "add one with @OP.variant(...)")
-    return known(name, info.context.ops, "no op is named")
+    if name in info.context.ops:
+        return name
+    advice = nearest(name, info.context.ops)
+    own = "" if advice.startswith("did you mean") else "an op of your own needs its file: --ops FILE; "
+    raise refused(f"no op is named '{name}'", f"{own}{advice}")
 
 
 def dtype(name: str, info: ValidationInfo[Names]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,9 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         (["gate", "quick"], "name a revision: harness gate --base main SCENARIO..., or two folders of runs"),
         (["gate", "before", "after", "--seed=0", "--only=prelu/*"], "nothing is measured, so --only, --seed can't be"),
         (["gate", "--base=nowhere", "quick", "--device=cpu"], "git knows no revision 'nowhere'"),
+        (["gate", "--base=HEAD", "quick", "--ops=tests"], "error: --ops tests: a folder, and no file"),
+        (["gate", "--base=HEAD", "quick", "--output=README.md"], "README.md is no folder"),
+        (["gate", "--base=HEAD", "quick", "--output=README.md/a/b"], "README.md is no folder"),
         (["gate", "--base=HEAD", "quikc"], "did you mean 'quick'?"),
         (["gate", "--base=HEAD", "quick", "--device=tpu"], "error: no device named 'tpu'"),
         rare(["gate", "--base=HEAD", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
@@ -175,6 +179,7 @@ def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
     monkeypatch.setattr("harness.cli.listing._ops", leave)
     monkeypatch.setattr("sys.argv", ["harness", "list", "ops"])
     monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
+    monkeypatch.setattr("os._exit", os._exit)  # main() replaces it
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == code
@@ -234,6 +239,7 @@ def test_a_bug_is_not_taken_for_a_gate_that_failed(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "app", broken)
     monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
+    monkeypatch.setattr("os._exit", os._exit)  # main() replaces it
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 70

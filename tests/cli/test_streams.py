@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,6 +136,7 @@ def test_a_run_of_others_is_shown_as_text(
     monkeypatch.setattr(sys, "argv", ["harness", *(word.replace("RUN", str(hostile)) for word in arguments)])
     monkeypatch.setattr(sys, "path", [*sys.path])
     out, err = guarded()
+    monkeypatch.setattr("os._exit", os._exit)  # main() replaces it
     with pytest.raises(SystemExit):
         cli.main()
     told = out.getvalue() + err.getvalue()

@@ -75,7 +75,8 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Gated:
     foreign.write_op(root, "wrong", factor=3)
     foreign.write(root / "requirements.txt", "torch==2.13\n")
     foreign.write(root / "notes.py", "nothing imports it\n")
-    names = ("packaged", "vendored", "kept", "wrong", *(("compiled",) if COMPILER else ()))
+    foreign.write(root / "build" / "fast.so", "ignored by git")
+    names = ("packaged", "vendored", "kept", "found", "built", "wrong", *(("compiled",) if COMPILER else ()))
     return gate(root, *names, more=(*FAST, f"--prepare={PIP}"))
 
 
@@ -102,9 +103,16 @@ def test_a_header_that_only_the_compiler_reads_is_slower(worse: Gated) -> None:
 
 
 def test_an_artefact_that_is_kept_outside_by_its_name_was_not_compared(worse: Gated) -> None:
-    [code] = [f for f in worse.about("code") if f.severity == "undecided"]
-    assert code.message.endswith("/kept")
+    code = next(f for f in worse.about("code") if f.severity == "undecided")
+    assert [name.rpartition("/")[2] for name in code.message.split(", ")[-2:]] == ["kept", "kept-found"]
     assert "--prepare" in code.advice
+
+
+def test_a_base_without_what_was_built_in_the_working_tree_alone_was_not_compared(worse: Gated) -> None:
+    """Its slower way would hide any loss."""
+    assert worse.run.used
+    assert worse.run.used.unmatched == ("build/fast.so",)
+    assert any("build/fast.so" in f.message for f in worse.about("code") if f.severity == "undecided")
 
 
 def test_a_wrong_kernel_is_found_though_its_reference_is_wrong_alike(worse: Gated) -> None:

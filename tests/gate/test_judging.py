@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from harness.errors import UsageError
+from harness.gate.inquiry import _named
 from harness.gate.judging import judged
+from harness.gate.records import Revision
+from harness.gate.worktree import Checkout
 from harness.model import Case, Job
 
 JOB = Job(Case("twice", "plain", "float32", (("N", 64),), device="cpu"))
@@ -22,6 +26,14 @@ class Answers:
     def exchange(self, step: str, job: Job, folder: Path) -> tuple[str, str]:
         assert folder.is_dir()
         return self.answers.get(step, ("", ""))
+
+
+def test_code_of_the_base_that_cannot_be_loaded_is_told_as_the_base_s(tmp_path: Path) -> None:
+    """Its worktree is gone when the user reads that."""
+    code = Checkout(Revision("main", "0" * 40, False, "d" * 64), None, (), tmp_path)
+    with pytest.raises(UsageError, match=r"^main can't be loaded: mine\.py:3: SyntaxError$") as caught, _named(code):
+        raise UsageError(f"{tmp_path}/mine.py:3: SyntaxError", "the file isn't valid Python: correct that line")
+    assert "name a base whose code can be loaded" in caught.value.advice
 
 
 @pytest.mark.parametrize(

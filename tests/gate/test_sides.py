@@ -69,12 +69,14 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
     """CI jobs have short clones. No branch of the submodule names the commit that the job fetched."""
     short = top.parent / "short"
     git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
+    assert (submodules.absent(short), submodules.absent(top)) == (["sub"], [])
     first = submodules.at(short, "one")["sub"]
     git(short, "clone", "--quiet", "--depth=1", f"file://{top / 'sub'}", "sub")
     git(short / "sub", "fetch", "--quiet", "--depth=1", "origin", first)
     with Repository(short, ()).worktree("one", "base") as base:
         assert base.folder
         assert ((base.folder / "sub" / "a.py").read_text(), (short / "sub" / "a.py").read_text()) == ("first", "second")
+    assert submodules.absent(short) == ["sub/sub"]
 
 
 def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
@@ -145,6 +147,9 @@ def test_a_side_is_prepared_in_its_folders(side: Checkout) -> None:
         ("no-such-program {site}", "--prepare can't be run for main"),
         ("pip 'install", "No closing quotation"),
         (" ", "names no command"),
+        ("make && true", "isn't given to a shell, for which '&&' is meant"),
+        ("cd {root}", "isn't given to a shell"),
+        ("pip install -e {root}", "both sides would have what is installed last"),
     ],
 )
 def test_a_command_that_fails_is_told_with_what_it_said(side: Checkout, command: str, message: str) -> None:

@@ -16,7 +16,7 @@ from harness.gate.records import Revision, Side, UsedCode
 from harness.gate.used_code import Probed, compared, probe
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job
-from harness.processes import python
+from harness.processes import python, start
 from harness.processes.messages import Surveyed
 from harness.processes.used import digest
 from tests.gate.foreign import write
@@ -53,9 +53,19 @@ def places(tmp_path: Path) -> Places:
 
 @pytest.fixture
 def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[..., UsedCode]:
-    """The files that both sides used. changed: names of files that differ; same: which of them are as in HEAD."""
+    """The files that both sides used. changed: names of files that differ; ignored: names of files that git ignores."""
 
-    def make(base: Probed, now: Probed, changed: tuple[str, ...] = (), scenarios: set[Path] | None = None) -> UsedCode:
+    def make(
+        base: Probed,
+        now: Probed,
+        changed: tuple[str, ...] = (),
+        scenarios: set[Path] | None = None,
+        ignored: tuple[str, ...] = (),
+    ) -> UsedCode:
+        def listed(top: Path) -> list[str]:
+            return [n for file in top.rglob("*") if file.is_file() and (n := str(file.relative_to(top))) not in ignored]
+
+        monkeypatch.setattr(submodules, "listed", listed)
         monkeypatch.setattr(submodules, "changed", lambda top, revision: {"b" * 40: changed}[revision])
         monkeypatch.setattr(submodules, "at", lambda top, revision: {"sub": "c" * 40})
         return compared(places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
@@ -130,6 +140,71 @@ def test_a_change_counts_where_a_side_used_the_file_or_asked_about_it_or_used_a_
     assert found.unused == ("empty.py", "gone.py", "same.py", "unused.py")
 
 
+def test_a_file_or_folder_counts_that_is_there_on_one_side_alone_where_a_side_has_asked_about_it(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """By its name, by a folder around it, or by asking which names there are. No digest says that it's there."""
+    names = ("listed/slow", "seen/deep/slow", "new/slow", "listed/old", "listed/known", "elsewhere/slow")
+    for name in names:
+        places.file(f"repository/{name}", "")
+    for name in ("listed/known", "elsewhere/there"):
+        places.file(f"tree/{name}", "1")
+    tree, repository = places.top / "tree", places.top / "repository"
+    base = probed(asked=(tree / "listed" / "*", tree / "new"))
+    now = probed(asked=(repository / "seen" / "deep", repository / "elsewhere"))
+    found = comparison(base, now, names)
+    assert found.changed == ("listed/old", "listed/slow", "new/slow", "seen/deep/slow")
+    assert found.unused == ("elsewhere/slow", "listed/known"), "what a folder holds tells no file's content"
+
+
+def test_a_module_that_git_has_compiled_counts_where_its_source_is_used(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """Python may run what is kept compiled, whatever the source says."""
+    sources = [places.file(f"{tree}/a.py") for tree in ("tree", "repository")]
+    compiled = ("__pycache__/a.cpython-311.pyc", "__pycache__/b.cpython-311.pyc")
+    found = comparison(probed(sources[0]), probed(sources[1]), compiled)
+    assert (found.changed, found.unused) == (compiled[:1], compiled[1:])
+
+
+def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """The base's process made it, as a cache does that is kept by a name outside of both trees."""
+    kept, ours = places.file("elsewhere/kept.pt"), places.file("repository/a.py")
+    other = places.file("elsewhere/other.pt")
+    found = comparison(probed(asked=(kept, ours, other)), probed(kept, ours))
+    assert found.shared == (str(kept),)
+
+
+def test_the_file_that_starts_the_processes_of_both_sides_is_not_shared(
+    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the harness's own repository it is the working tree's for both, and torch's compiler reads it."""
+    starts, used = places.file("repository/start.py"), places.file("repository/a.py")
+    monkeypatch.setattr(start, "__file__", str(starts))
+    found = comparison(probed(starts), probed(starts, used), ("start.py",))
+    assert (found.shared, found.base, found.now) == ((), (), (("a.py", X),))
+    assert found.unused == ("start.py",), "it is told if it has changed"
+
+
+def test_what_git_ignores_and_the_base_does_not_have_is_unmatched(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """As an extension that was built in the working tree alone: the base may use something slower in its place."""
+    ignored = ("fast.so", "heard.so", "notes.log", "both.so", "kept/12/k.so", "kept/b.bin", "mine.egg-info/PKG-INFO")
+    now = {name: places.file(f"repository/{name}") for name in (*ignored, "new.py")}
+    base = [places.file(f"tree/{name}") for name in ("both.so", "kept/34/k.so", "kept/a.bin")]
+    used = [file for name, file in now.items() if name not in ("heard.so", "notes.log")]
+    opened = (now["heard.so"], now["notes.log"])
+    hidden = (*ignored, "kept/34/k.so", "kept/a.bin")
+    found = comparison(probed(*base), probed(*used, opened=opened), ignored=hidden)
+    assert found.unmatched == ("fast.so", "heard.so")
+    assert comparison(probed(*base[:1]), probed(*used), ignored=hidden).unmatched == (
+        "fast.so", "kept/12/k.so", "kept/b.bin",
+    )  # fmt: skip
+
+
 def test_other_software_and_versions_are_told_and_whether_all_is_known(
     places: Places, comparison: Callable[..., UsedCode]
 ) -> None:
@@ -162,7 +237,15 @@ class Asked:
 
     def so_far(self) -> frozenset[Path]:
         self.log.append("opened")
-        return frozenset({Path("/tree/a.h"), python.own_root() / "harness" / "check.py"})
+        # git, which a process asks for the names of modules, reads the file .git of a worktree.
+        return frozenset(
+            {
+                Path("/tree/a.h"),
+                Path("/tree/.git"),
+                Path("/tree/harness/a.h"),
+                python.own_root() / "harness" / "check.py",
+            }
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +256,7 @@ def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: t
     workers: Any = Asked(dict(zip("ab", statuses, strict=True)))
     workers.complete = fine
     jobs = [Job(Case(op, "v", "float32", (("N", 8),))) for op in "ab"]
-    found = probe(workers, jobs, workers)
+    found = probe(workers, jobs, workers, Path("/tree"))
     assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
     assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
     assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt")}

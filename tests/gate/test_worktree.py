@@ -171,7 +171,10 @@ def test_the_base_is_a_revision_of_the_repository_of_ops_and_scenarios(top: Path
     with repository.worktree("early", "base") as base:
         assert (base.code.repository, base.root, base.plugins) == (str(theirs), None, ())
     assert repository.working_tree().code.repository == str(theirs)
-    assert Repository.find([], [outside]).top == top
+    alone = Repository.find([], [outside])
+    assert alone.top == top
+    with pytest.raises(UsageError, match=f"{outside} lies in no git repository, and that of the harness, {top}"):
+        alone.commit("early")
     with pytest.raises(UsageError, match=f"{theirs}: git knows no revision 'one'"), repository.worktree("one", "base"):
         pass
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import descendants
+from harness.processes import descendants, ending
 from harness.processes.ending import Ending
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_a_second_signal_kills_what_a_command_waits_for_and_a_third_one_the_comm
 
     monkeypatch.setattr(descendants, "adopt", lambda: None)
     monkeypatch.setattr(descendants, "end", done.append)
-    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(ending, "_exit", leave)
     own = os.getpid()
     made = Ending().__enter__()
     with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.processes import used
+from tests.gate import foreign
 
 ROOT = Path(used.__file__).resolve().parents[2]
 PROGRAM = """
@@ -121,7 +122,14 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
 
 @pytest.mark.parametrize(
     ("how", "name"),
-    [("by name", "mykern"), ("by name", "late"), ("by name", "company.kernels"), ("by pip", "mykern_cuda")],
+    [
+        ("by name", "mykern"),
+        ("by name", "late"),
+        ("by name", "company.kernels"),
+        ("by pip", "mykern_cuda"),
+        ("by place", "deep.fast"),
+        ("by place", "vendored.fast"),
+    ],
 )
 def test_a_module_that_was_installed_from_the_folder_is_told(
     used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str
@@ -136,13 +144,21 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
     (site / "theirs").mkdir()
     (site / "theirs" / "__init__.py").touch()
     for module in (name, "company.others"):
-        (site / f"{module.replace('.', '/')}.py").write_text("")
+        foreign.write(site / f"{module.replace('.', '/')}.py", "")
         info = site / f"{module}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         (info / "RECORD").write_text(f"{module.replace('.', '/')}.py,,\n")
     if how == "by pip":
         (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
+    if how == "by place":  # a package without an __init__.py, and one of a submodule
+        for part in (inner := top / "libs" / "sub", top):
+            package = part / "python" / "src" / ("vendored" if part == inner else "deep")
+            package.mkdir(parents=True)
+            (package / "fast.py").touch()
+            foreign.git(part, "init", "--quiet")
+            foreign.git(part, "add", ".")
+            foreign.git(part, "commit", "--quiet", "--message=first")
     code = f"sys.path[:0] = [{str(site)!r}]; sys.path.remove(str(top / 'src')); import {name}, theirs, company.others"
     found = [str(site / f"{name.replace('.', '/')}.py"), "early.py"]
     assert used_by(top, code) == sorted(found, key=lambda f: str(top / f))
@@ -158,6 +174,7 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
         ("open('/etc/hosts').read()", []),
         ("open(os.fsencode({outside!r}), 'r+b').read()", ["{outside}"]),
         ("open({outside!r}, 'a+').write('')", []),
+        ("import sqlite3; sqlite3.connect({outside!r}).close()", ["{outside}"]),
     ],
 )
 def test_files_outside_and_what_commands_name_are_told(
@@ -241,9 +258,32 @@ def test_what_the_code_asks_about_is_told_without_a_digest(
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     code = (
         f"(top / 'use_slow').exists(); os.access('kernel.cu', os.X_OK); os.path.isfile({elsewhere!r}); import shutil\n"
+        f"os.path.exists({elsewhere + '/kept'!r}); os.path.exists('/usr/x')\n"
         "os.stat(0); os.stat('early.py', dir_fd=os.open('.', 0))\n"
         "shutil.copy2('lib.so', 'copy.so', follow_symlinks=False)"
     )
     asked = {*ask(top, code, 0)}
-    assert {"use_slow", "kernel.cu"} <= asked
+    assert {"use_slow", "kernel.cu", f"{elsewhere}/kept"} <= asked
+    assert not asked & {"/usr/x", "src/__init__.py", "src/company/__init__.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import late, importlib.metadata as m; [*m.distributions()]; from harness import discover", set()),
+        ("from harness import source; source.digest([top / 'late.py'])", set()),
+        ("os.listdir(b'src'); os.listdir(os.dup(os.open('.', 0)))", {"src/*"}),
+        ("[*Path('src').glob('*/*.py')]", {"src/*", "src/mykern/*"}),
+        ("next(os.walk(top)); os.scandir(Path('src'))", {"*", "src/*"}),
+        ("import importlib.util as u; u.find_spec('late'); u.find_spec('none')", {"late.py"}),
+    ],
+)
+def test_a_list_of_names_and_a_search_for_a_module_are_told(ask: Asking, top: Path, code: str, told: set[str]) -> None:
+    """A file may decide by its name alone. What Python and the harness list to find modules says nothing of a side."""
+    asked = {*ask(top, code, 0)}
+    assert {name for name in asked if name.endswith("*") or name == "late.py"} == told
+
+
+def test_the_next_answer_has_no_path_that_only_this_class_asked_about(ask: Asking, top: Path) -> None:
+    asked = {*ask(top, "watch.so_far()", 0)}
     assert not asked & {"src/__init__.py", "src/company/__init__.py"}

@@ -196,7 +196,10 @@ def test_an_op_that_no_other_resembles_hides_no_more_than_its_own_names(refused:
     """Its variants and symbols may be right: perhaps only --ops was forgotten."""
     text = "title: t\nop: mine\nshapes: [{X: 8}]\ndtypes: [float32, flaot32]\nvariants: [own]\ncache: lukewarm\n"
     assert refused(text) == [
-        ("2: op", "no op is named 'mine'; allowed: add, scale, shrink"),
+        (
+            "2: op",
+            "no op is named 'mine'; an op of your own needs its file: --ops FILE; allowed: add, scale, shrink",
+        ),
         ("4: dtypes[1]", "no dtype is named 'flaot32'; did you mean 'float32'?"),
         ("6: cache", "'lukewarm' isn't known here; allowed: cold, hot"),
     ]

@@ -14,6 +14,10 @@ _ADVICE = (
     "give each side its own: a package by --prepare 'pip install --no-deps --target {site} {root}', what a build keeps "
     "by a folder in the repository; if this code didn't change: --accept code"
 )
+_BUILD = (
+    "build it for both sides: --prepare CMD runs once in the folder of each, {root}; if no time depends on it: "
+    "--accept code"
+)
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -25,11 +29,15 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         named = _named(used.shared, _MOST_NAMED)
         message = f"this code was not compared, since {evidence.base} used the same files as the working tree: {named}"
         yield Finding("code", "undecided", message, _ADVICE)
-    elif not used.now:
+    elif not used.now and not evidence.broken:  # where no scenario can be loaded, nothing is run
         message = "no file of the repository was used, so no code of it was compared"
         yield Finding(
             "code", "undecided", message, "name the file with your ops: --ops mine.py, or --prepare a package"
         )
+    if used.unmatched:
+        named = _named(used.unmatched, _MOST_NAMED)
+        message = f"{evidence.base} ran without what git ignores and the working tree used, maybe slower: {named}"
+        yield Finding("code", "undecided", message, _BUILD)
     if evidence.edited:
         message = f"edited while the gate ran: {_named(evidence.edited, _MOST_NAMED)}"
         yield Finding("code", "undecided", message, "run the gate again, and leave the working tree alone meanwhile")

@@ -15,6 +15,7 @@ from harness.report.gate.content import (
     findings,
     limited,
     method,
+    nothing_measured,
     outcome,
     revision,
     rows,
@@ -122,5 +123,6 @@ def _told(run: GateRun) -> Iterator[Note]:
         yield Note(text)
     word, meaning = ending(run)
     pairs = max((len(evidence.pairs) for evidence in run.cases), default=0)
-    yield Note(f"{outcome(run)}; {plural(pairs, 'pair')} at most, {run.seconds:.0f} s")
+    count = "nothing measured" if nothing_measured(run) else f"{outcome(run)}; {plural(pairs, 'pair')} at most"
+    yield Note(f"{count}, {run.seconds:.0f} s")
     yield Note(f"gate {word}: exit {run.exit:d}, {meaning}", "strong")

@@ -129,10 +129,17 @@ def outcome(run: GateRun) -> str:
 def ending(run: GateRun) -> tuple[str, str]:
     """The word for the exit code, and what the code means."""
     word, meaning = MEANINGS[run.exit]
+    if run.exit == Exit.OK and nothing_measured(run):
+        meaning = "both sides use the same code, so nothing was measured"
     if run.advisory:
         strict = replace(run, advisory=False).exit
         meaning = f"with --advisory it never fails; without, the exit code would be {strict:d}, {MEANINGS[strict][0]}"
     return word, f"{meaning}{accepted(run)}{waived(run)}"
+
+
+def nothing_measured(run: GateRun) -> bool:
+    """Whether both sides use the same code, and so nothing was measured."""
+    return run.used is not None and run.used.same and not run.cases
 
 
 def accepted(run: GateRun) -> str:

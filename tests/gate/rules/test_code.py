@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.gate import Evidence
+from harness.gate.case_lists import Broken
 from harness.gate.records import UsedCode
 from harness.gate.rules import code
 
@@ -24,6 +25,8 @@ def test_shared_code_is_named_and_undecided() -> None:
 def test_a_gate_that_used_no_file_of_the_repository_is_undecided() -> None:
     [finding] = code.judge(Evidence("main", (), (), used=UsedCode()))
     assert (finding.severity, "--ops mine.py" in finding.advice) == ("undecided", True)
+    broken = Broken("ci.yaml", ())
+    assert not list(code.judge(Evidence("main", (), (), used=UsedCode(), broken=(broken,)))), "nothing was run"
 
 
 def test_changed_files_that_nothing_used_are_listed() -> None:
@@ -32,6 +35,13 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.severity == "note"
     assert "part0.py, part1.py" in finding.message
     assert finding.message.endswith("part19.py and 2 more")
+
+
+def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
+    used = UsedCode(FILES, FILES, unmatched=("mykern/_fast.so",))
+    [finding] = code.judge(Evidence("main", (), (), used=used))
+    assert (finding.severity, finding.message.endswith(": mykern/_fast.so")) == ("undecided", True)
+    assert "--prepare" in finding.advice
 
 
 def test_files_that_were_edited_meanwhile_leave_it_undecided() -> None:

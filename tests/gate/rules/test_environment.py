@@ -134,7 +134,7 @@ def test_a_control_that_was_measured_at_lower_clocks_hides_nothing(
 def test_a_machine_that_measures_nothing_does_not_pass(
     evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement], case: Callable[..., Case]
 ) -> None:
-    dead = (measured(status="crashed", error="no device"),) * 3
+    dead = (measured(status="crashed", error="RuntimeError: no device"),) * 3
     cases = evidence(None, base=dead, now=dead, pairs=()), evidence(None, of=case(n=2), base=(), pairs=())
     [finding] = environment.judge(Evidence("main", (), cases))
     assert (finding.severity, finding.case) == ("environment", None)
@@ -180,3 +180,17 @@ def test_what_a_finding_rests_on_decides_whichever_rule_made_it(
     assert finding.severity == severity
     [shared] = environment.review(Evidence("main", (), (), shared="1 other process"), [failure])
     assert shared.severity == ("environment" if rests_on else "note")
+
+
+def test_an_error_of_the_code_on_both_sides_is_not_the_machine_s(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement], case: Callable[..., Case]
+) -> None:
+    """CI tries again where the machine is the reason, and would find the same. One case may show the machine."""
+    text = "ModuleNotFoundError: No module named 'kernels' (mine.py:3 in plain: import kernels)"
+    lacking = (measured(status="crashed", error=text),) * 3
+    dead = (measured(status="crashed", error="RuntimeError: no device"),) * 3
+    cases = evidence(None, base=lacking, now=lacking, pairs=()), evidence(None, of=case(n=2), base=dead, now=dead)
+    assert not list(environment.judge(Evidence("main", (), cases[:1])))
+    assert [f.severity for f in findings(Evidence("main", (), cases[:1]))] == ["undecided"]
+    [finding] = environment.judge(Evidence("main", (), cases))
+    assert finding.severity == "environment"

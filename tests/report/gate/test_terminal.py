@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from harness.gate.records import CaseEvidence, Finding, GateRun
+from harness.gate.records import CaseEvidence, Finding, GateRun, UsedCode
 from harness.model import Case
 from harness.report.gate import terminal
 
@@ -47,6 +47,16 @@ def test_the_last_line_says_what_the_exit_code_means(
 ) -> None:
     run = make_gate([evidence(case("prelu"))], [Finding("any", severity, "what it says")])
     assert drawn(run, 120).splitlines()[-1] == last
+
+
+def test_the_same_code_is_said_to_be_the_reason_where_nothing_was_measured(make_gate: MakeGate) -> None:
+    files = (("mine.py", "d" * 64),)
+    same = replace(make_gate([]), used=UsedCode(files, files, complete=True))
+    *_, count, last = drawn(same, 120).splitlines()
+    assert count.startswith("nothing measured, ")
+    assert last == "gate passed: exit 0, both sides use the same code, so nothing was measured"
+    shared = replace(same, used=UsedCode(files, files, complete=True, shared=("mine.py",)))
+    assert "same code" not in drawn(shared, 120)
 
 
 def test_an_advisory_run_says_what_it_would_have_been(gate_run: GateRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import InputError
 from harness.model import Claim, Curve, Expectation, Timing
-from harness.ops import Op
+from harness.ops import Catalogue, Op
 from harness.scenario import Definition, Selection, load, plan
 from harness.scenario.definition import Setting
 
@@ -22,6 +22,12 @@ FLOORS = (
     "bandwidth, block_snr, bus_bandwidth, decode_rate, efficiency, flops, items, merging_snr, of_ceiling, of_expected, "
     "of_peak, snr, speedup, tokens"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def metrics_of_the_collection() -> None:
+    """Its ops declare metrics, which messages name."""
+    Catalogue()
 
 
 def test_defaults(loaded: Loaded) -> None:

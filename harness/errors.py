@@ -130,7 +130,7 @@ def _summary(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> 
     """The error in Python's words. Where a user's function gave something of another kind, also what it must give."""
     if isinstance(error, AttributeError) and type(error.obj) is SimpleNamespace:
         # The tensors and the sizes of a case, whose class tells a user nothing.
-        return f"AttributeError: nothing here is named '{error.name}' ({nearest(error.name, vars(error.obj))})"
+        return f"AttributeError: nothing here is named '{error.name}' ({nearest(str(error.name), vars(error.obj))})"
     summary = "".join(traceback.format_exception_only(error)).rstrip()
     if not frames or not isinstance(error, AttributeError | TypeError):
         return summary

@@ -217,8 +217,11 @@ def race(  # noqa: PLR0913 - as above
     baseline: the function that `over()` compares with; the first unless told. Without `check` its results are right.
     budget: seconds of sampling of each function, at most. All else is as for `time`. Raises as `time` does.
     """
+    by_name = 'give them by name: race({"ours": f, "eager": g}, x)'
+    if not isinstance(functions, Mapping):
+        raise UsageError(f"the functions of a race are a {type(functions).__name__}, not a dict", by_name)
     if not functions:
-        raise UsageError("there is no function to race", 'give them by name: race({"ours": f, "eager": g}, x)')
+        raise UsageError("there is no function to race", by_name)
     first = next(iter(functions)) if baseline is None else baseline
     if first not in functions:
         raise UsageError(f"no function is named '{first}'", nearest(first, functions))

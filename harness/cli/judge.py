@@ -89,7 +89,8 @@ def command(
     if output and not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}", "make it, or name another file")
     if not candidate.is_file():
-        raise UsageError(f"{candidate}: there is no such file", "name a file with a candidate")
+        what = "is no file" if candidate.exists() else "there is no such file"
+        raise UsageError(f"{candidate}: {what}", "name a file with a candidate")
     asked = Asked(
         candidate=candidate,
         device=devices.choose(device),

@@ -104,6 +104,7 @@ def test_a_model_that_is_wrong(harness: Harness, folder: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["missing.py"], 2, "missing.py: there is no such file"),
+        (["."], 2, ".: is no file"),
         (["doubling.py", "--device=cpu"], 2, "has no form of a candidate that is known"),
         (["doubling.py", "--sizes=N:3"], 2, "--sizes N:3: aren't sizes"),
         (["doubling.py", "--sizes=N=0"], 2, "--sizes N=0: N is 0"),

@@ -107,7 +107,7 @@ def run(  # noqa: PLR0913 - the options of the command
     variants: Named = (),
     dtypes: Named = (),
     tags: Named = (),
-    ops: Sequence[Folder] = (),
+    ops: Folder | Sequence[Folder] = (),
     device: str | None = None,
     output: Folder | None = None,
     repeat: int = 1,
@@ -125,7 +125,7 @@ def run(  # noqa: PLR0913 - the options of the command
 
     Raises UsageError and MachineError as the command does, and KeyboardInterrupt; what was measured by then is stored.
     """
-    plugins = tuple(map(Path, ops))
+    plugins = tuple(map(Path, listed(ops)))
     catalogue = Catalogue(plugins)
     definitions = scenario.load(scenario.find([str(each) for each in listed(scenarios)]), catalogue)
     kind = devices.choose(device)

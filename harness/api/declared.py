@@ -289,7 +289,7 @@ def _definitions(made: Op, shapes: Any, keys: Mapping[str, Any], dtypes: Sequenc
     sizes = {"product": {name: listed_sizes(size) for name, size in shapes.items()}} if product else [
         {name: _plain(size) for name, size in shape.items()} for shape in shapes
     ]  # fmt: skip
-    wanted = {"title": made.summary or made.name, "op": made.name, "shapes": sizes}
+    wanted: dict[str, Any] = {"title": made.summary or made.name, "op": made.name, "shapes": sizes}
     wanted |= {"dtypes": list(dtypes) or list(made.dtypes), **keys}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{made.name}.yaml")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -259,7 +260,7 @@ INPUT = {"x": "N"}
         (lambda: hb.op("f", inputs="N"), "inputs, outputs and variants of an op are dicts"),
         (lambda: hb.op("f", inputs=INPUT, variants=[torch.exp]), "inputs, outputs and variants of an op are dicts"),
         (lambda: hb.op("f", inputs={}), "an op without inputs needs outputs="),
-        (lambda: hb.op("f", inputs={"x": 3}), "the shape of 'x' is 3"),
+        (lambda: hb.op("f", inputs=dict[str, Any](x=3)), "the shape of 'x' is 3"),
         (lambda: hb.op("f", inputs=INPUT)(torch.exp), "isn't a function whose parameters are known"),
         (lambda: hb.op("f", inputs=INPUT, reference=torch.ones(2))(lambda x: x), "isn't a function whose parameters"),
         (lambda: hb.op("f", inputs=INPUT, bytes=100)(lambda x: x), "100 isn't a function whose parameters are known"),
@@ -289,7 +290,7 @@ def test_sizes_of_another_kind_are_refused(twice: DeclaredOp, shapes: object, sa
 
 
 def test_sizes_may_be_integers_of_numpy(twice: DeclaredOp) -> None:
-    sizes = np.array([4, 8])
+    sizes: Any = np.array([4, 8])
     frames = twice.run({"M": sizes, "N": sizes[0]}, max_time=0.01).frame(), twice.run([{"M": sizes[1], "N": 2}]).frame()
     assert [list(frame["M"]) for frame in frames] == [[4, 8], [8]]
 

@@ -37,7 +37,7 @@ _SIZES = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _LONGEST_SEED = 2**31
 
 
-@app.command("judge", epilog=EXAMPLES)
+@app.command("judge", epilog=EXAMPLES, short_help="Say whether a kernel is right, fast, and to be believed.")
 def command(
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Python file, or a manifest for --isolated.")],
     op: Annotated[

@@ -117,18 +117,20 @@ def command(
 def _show(judgement: Judgement, form: str | None, output: Path | None) -> None:
     """Print the page; into a file it goes as its suffix says, unless a format is given.
 
-    It is printed first: where the file can't be written, what took minutes to judge is told all the same.
+    What took minutes to judge is printed where the file can't be written, and written where nobody reads the output.
     """
     from harness.judge import page
     from harness.report.placing import into
 
     writers = {"md": page.markdown, "json": page.as_json}
     printed = page.text if output else writers.get(form or "", page.text)
-    typer.echo(printed(judgement).rstrip())
-    if output:
-        suffix = form or output.suffix.removeprefix(".")
-        with into(output.parent):
-            output.write_text(f"{writers.get(suffix, page.text)(judgement).rstrip()}\n", encoding="utf-8")
+    try:
+        typer.echo(printed(judgement).rstrip())
+    finally:
+        if output:
+            suffix = form or output.suffix.removeprefix(".")
+            with into(output.parent):
+                output.write_text(f"{writers.get(suffix, page.text)(judgement).rstrip()}\n", encoding="utf-8")
 
 
 def _timing(precision: float | None, max_time: float | None, timeout: float) -> Timing:

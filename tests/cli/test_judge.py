@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli import app, judge
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -78,6 +79,18 @@ def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.Mon
     assert done.exit_code == 4
     assert done.stdout.startswith(said)
     assert "error: can't write the report: /dev: No space left on device\n  free some space" in done.stderr
+
+
+def test_a_page_is_written_where_nobody_reads_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("harness.judge.page.text", lambda _: "the page")
+    monkeypatch.setattr("typer.echo", closed)
+    judgement: Any = None
+    with pytest.raises(BrokenPipeError):
+        judge._show(judgement, None, tmp_path / "page.txt")
+    assert (tmp_path / "page.txt").read_text() == "the page\n"
 
 
 @pytest.mark.slow  # tests/judge has such models, test_a_candidate_that_is_right the command

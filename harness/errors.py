@@ -35,7 +35,7 @@ class Exit(IntEnum):
 
 
 class HarnessError(Exception):
-    """An error that the harness itself reports. `advice` says what to do next; a traceback of Python shows it, too."""
+    """An error that the harness itself reports. `advice` says what to do next."""
 
     exit_code = Exit.USAGE
 
@@ -43,8 +43,6 @@ class HarnessError(Exception):
         super().__init__(message)
         self.message = message
         self.advice = advice
-        if advice:
-            self.add_note(advice)
 
 
 class UsageError(HarnessError):
@@ -89,8 +87,6 @@ class InputError(UsageError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.told(advice=False)))
-        for advice in dict.fromkeys(problem.advice for problem in self.problems[:MOST_PROBLEMS] if problem.advice):
-            self.add_note(advice)
 
     def told(self, *, advice: bool = True) -> list[str]:
         """A line for each of the first problems, and one that counts the rest. advice: whether it is told, too."""

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness import devices, limits, measure, scenario
+from harness.api.advised import advised
 from harness.api.runs import Folder, Named, StoredRun, listed, measured
 from harness.devices import Device
 from harness.errors import InputError, UsageError, nearest, shown, user_place
@@ -62,6 +63,7 @@ class DeclaredOp:
             return self._add(function, function.__name__, options)
         return lambda own: self._add(own, function or own.__name__, options)
 
+    @advised
     def run(  # noqa: PLR0913 - what a scenario says
         self,
         shapes: Mapping[str, Sizes] | Sequence[Mapping[str, int | str]] | None = None,
@@ -110,6 +112,7 @@ class DeclaredOp:
     def __repr__(self) -> str:
         return f"op {self.op.name}: {self.op.summary}; variants {', '.join(self.op.variants)}"
 
+    @advised
     def _add(self, function: Function, name: str, options: Mapping[str, Any]) -> Function:
         summary = options.get("summary") or next(iter((function.__doc__ or name).splitlines()))
         parameters = _parameters(function, self.op)
@@ -156,6 +159,7 @@ class Here:
         pass
 
 
+@advised
 def op(  # noqa: PLR0913 - what a declaration says
     name: str | None = None,
     *,
@@ -188,6 +192,7 @@ def op(  # noqa: PLR0913 - what a declaration says
     texts = [text for tensor in taken if not callable(tensor.shape) for text in tensor.shape]
     symbols = fields.pop("symbols", None) or {name: "" for text in texts for name in sorted(symbols_in(text))}
 
+    @advised
     def declare(function: Function) -> DeclaredOp:
         own = name or function.__name__
         bare = Op(own, "", symbols, taken, made, choices=fields.get("choices", {}))

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from harness import devices, limits, measure, metrics, runner, stats, units
+from harness.api.advised import advised
 from harness.api.called import Bytes, Called, called, named
 from harness.errors import HarnessError, MachineError, UsageError, WrongResultError, nearest
 from harness.interleaved import Ratio, interleaved
@@ -164,6 +165,7 @@ class Race(Mapping[str, Raced]):
         return html.of_times([*self.values()], self)
 
 
+@advised
 def time(  # noqa: PLR0913 - each says something else of one call
     function: Callable[..., object],
     *args: Any,
@@ -201,6 +203,7 @@ def time(  # noqa: PLR0913 - each says something else of one call
     return Time(own, _right(own, measurement, made), _cache(measurement, made), made.knows_bytes)
 
 
+@advised
 def race(  # noqa: PLR0913 - as above
     functions: Mapping[str, Callable[..., object]],
     *args: Any,

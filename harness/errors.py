@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 from harness.paths import COLLECTION
 
@@ -119,11 +119,33 @@ def described(error: BaseException) -> str:
     """
     if isinstance(error, HarnessError):
         return f"{error.message}\n{error.advice}".rstrip()
-    summary = "".join(traceback.format_exception_only(error)).rstrip()
     frames = [f for f in reversed(traceback.extract_tb(error.__traceback__)) if not f.filename.startswith("<frozen")]
+    summary = _summary(error, frames)
     own = next((f for f in frames if _is_of_an_op(f.filename)), None)
     marked = [f"> {_written(own)}"] if own else []
     return "\n".join([summary, *marked, *(f"  {_written(f)}" for f in frames)])
+
+
+def _summary(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """The error in Python's words. Where a user's function gave something of another kind, also what it must give."""
+    if isinstance(error, AttributeError) and type(error.obj) is SimpleNamespace:
+        # The tensors and the sizes of a case, whose class tells a user nothing.
+        return f"AttributeError: nothing here is named '{error.name}' ({nearest(str(error.name), vars(error.obj))})"
+    summary = "".join(traceback.format_exception_only(error)).rstrip()
+    if not frames or not isinstance(error, AttributeError | TypeError):
+        return summary
+    file = Path(frames[0].filename)
+    must = _MUST.get((file.name, frames[0].name)) if file.parent == Path(__file__).parent else None
+    return f"{summary}; {must}" if must else summary
+
+
+_REFERENCE = "a reference must return a dict of tensors, by the names of outputs"
+_MUST = {
+    ("session.py", "_call_once"): "a variant must return the call that is timed, a function of the tensors",
+    ("check.py", "_expected"): _REFERENCE,
+    ("check.py", "_parts"): _REFERENCE,
+}
+"""What the harness takes from a user's function in a function of its own, by the file and the name of the latter."""
 
 
 def brief(text: str) -> str:

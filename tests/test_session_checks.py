@@ -12,6 +12,7 @@ import torch
 
 from harness import check
 from harness import session as session_module
+from harness.errors import brief, described
 from harness.measure import measure
 from harness.model import Job, Timing
 from harness.ops import Context, Launch, Tensors
@@ -304,3 +305,25 @@ def test_an_output_is_a_plain_tensor_with_the_functions_of_one(make, said):
         found = session.check()
     assert (found or "").startswith(said or "")
     assert (found is None) == (said is None)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reference", "said"),
+    [
+        (lambda _: None, None, "'NoneType' object is not callable; a variant must return the call that is timed"),
+        (lambda _: lambda: None, None, "but 1 was given; a variant must return the call that is timed, a function of"),
+        (lambda _: lambda t: t.xx, None, "AttributeError: nothing here is named 'xx' (allowed: x, y)"),
+        (lambda ctx: ctx.s.M, None, "AttributeError: nothing here is named 'M' (allowed: N)"),
+        (twice, lambda _, t: None, "; a reference must return a dict of tensors, by the names of outputs"),
+        (twice, lambda _, t: t.x * 2, "; a reference must return a dict of tensors, by the names of outputs"),
+        (twice, lambda _, t: {"y": (t.x * 2).numpy()}, "; a reference must return a dict of tensors"),
+        (twice, lambda _, t: {"z": t.x}, "AttributeError: nothing here is named 'z' (allowed: x, y)"),
+    ],
+)  # fmt: skip
+def test_a_function_that_gives_something_of_another_kind_is_told_what_it_must_give(prepare, reference, said):
+    sheet = op(prepare)
+    if reference:
+        sheet.reference = reference
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        measure(Job(CASE, Timing(max_time=0.01)), sheet, FakeDevice())
+    assert said in brief(described(caught.value))

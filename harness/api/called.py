@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -68,8 +68,13 @@ def called(  # noqa: PLR0913 - what a user may say of a call
 ) -> Called:
     """Functions and their arguments as an op. usual: the function whose results are right if there is no reference.
 
-    Raises UsageError for tensors of several devices, and of a type that can't be checked.
+    Raises UsageError for what is no function, for tensors of several devices, and of a type or a layout that can't be
+    checked.
     """
+    for function in functions.values():
+        if not callable(function):
+            advice = "give the function and its arguments apart: harness.time(f, x), not harness.time(f(x))"
+            raise UsageError(f"{named(function)} isn't a function", advice)
     arguments = Arguments(functions[usual], args, kwargs)
     given = list(arguments.tensors.values())
     kind, index = _device(given)
@@ -129,8 +134,11 @@ def _form(arguments: Arguments, function: Function, device: Device) -> _Form:
     def once() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         own = [tensor.detach().clone() for tensor in given.values()]
         returned = list(tensors_in(call(own)))
+        _refuse_layouts(("result", made) for made in returned)
         device.synchronize()
         return own, returned
+
+    _refuse_layouts(given.items())
 
     (after, returned), (again, second) = once(), once()
     changed = [not same(before.detach(), own) for before, own in zip(given.values(), after, strict=True)]
@@ -274,6 +282,15 @@ def _dtype(tensors: Sequence[torch.Tensor]) -> str:
     """The type that tolerances go by: of the first tensor of floating-point numbers."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return str((floats or [*tensors])[0].dtype).removeprefix("torch.") if tensors else "float32"
+
+
+def _refuse_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    import torch
+
+    for name, tensor in tensors:
+        if tensor.layout is not torch.strided:
+            advice = "strided ones can be copied and checked; others may lie in a closure that returns none"
+            raise UsageError(f"{name} is a tensor in the layout {str(tensor.layout).removeprefix('torch.')}", advice)
 
 
 def _type(name: str, tensor: torch.Tensor) -> str:

@@ -18,18 +18,21 @@ import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Number
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from harness import devices, limits, measure, scenario
+from harness.api.advised import advised
 from harness.api.runs import Folder, Named, StoredRun, listed, measured
 from harness.devices import Device
-from harness.errors import UsageError, nearest, user_place
+from harness.errors import InputError, UsageError, nearest, shown, user_place
 from harness.expressions import symbols_in
 from harness.model import Job, Limits, Measurement
 from harness.ops import Catalogue, Context, Launch, Op, Tensor, Variant, Work
 
+_EXAMPLE = 'for example @hb.op(inputs={"x": "M N"}, reference=lambda x: torch.softmax(x.double(), -1))'
 Function = Callable[..., Any]
 Sizes = int | str | Sequence[int | str]
 """A size, an expression of other sizes, or several of them."""
@@ -60,6 +63,7 @@ class DeclaredOp:
             return self._add(function, function.__name__, options)
         return lambda own: self._add(own, function or own.__name__, options)
 
+    @advised
     def run(  # noqa: PLR0913 - what a scenario says
         self,
         shapes: Mapping[str, Sizes] | Sequence[Mapping[str, int | str]] | None = None,
@@ -85,6 +89,9 @@ class DeclaredOp:
         catalogue = {self.op.name: self.op}
         self.op.refuse_unchecked()
         if shapes is None:
+            if self.op.name not in {each.name for each in scenario.overview()}:
+                advice = f"give them: run({dict.fromkeys(self.op.symbols, 1024)})"
+                raise UsageError(f"no bundled scenario has sizes for op '{self.op.name}'", advice)
             definitions = scenario.load(scenario.find([self.op.name]), catalogue)
         else:
             usual = next(name for name, each in self.op.variants.items() if each.runs_on(kind))
@@ -105,6 +112,7 @@ class DeclaredOp:
     def __repr__(self) -> str:
         return f"op {self.op.name}: {self.op.summary}; variants {', '.join(self.op.variants)}"
 
+    @advised
     def _add(self, function: Function, name: str, options: Mapping[str, Any]) -> Function:
         summary = options.get("summary") or next(iter((function.__doc__ or name).splitlines()))
         parameters = _parameters(function, self.op)
@@ -151,6 +159,7 @@ class Here:
         pass
 
 
+@advised
 def op(  # noqa: PLR0913 - what a declaration says
     name: str | None = None,
     *,
@@ -169,16 +178,21 @@ def op(  # noqa: PLR0913 - what a declaration says
     call, or a tuple of bytes read and written; unless told, of each tensor once. variants: more functions by name.
     fields: other fields of `harness.ops.Op`, such as `dtypes`, `tolerance`, `make`. Raises UsageError as Op does.
     """
+    if callable(name) or not all(isinstance(each, Mapping | None) for each in (inputs, outputs, variants)):
+        raise UsageError("inputs, outputs and variants of an op are dicts, by name", _EXAMPLE)
     if inputs is None:
         catalogue = Catalogue()
         if name is None or name not in catalogue:
             raise UsageError(f"no op is named {name!r}", nearest(name or "", catalogue))
         return DeclaredOp(replace(catalogue[name], variants=dict(catalogue[name].variants)))
+    if not inputs and not outputs:
+        raise UsageError("an op without inputs needs outputs=", 'for example outputs={"y": "N"}')
     taken = tuple(_tensor(*each) for each in inputs.items())
     made = tuple(_tensor(*each) for each in (outputs or {"y": taken[0]}).items())
     texts = [text for tensor in taken if not callable(tensor.shape) for text in tensor.shape]
     symbols = fields.pop("symbols", None) or {name: "" for text in texts for name in sorted(symbols_in(text))}
 
+    @advised
     def declare(function: Function) -> DeclaredOp:
         own = name or function.__name__
         bare = Op(own, "", symbols, taken, made, choices=fields.get("choices", {}))
@@ -189,8 +203,8 @@ def op(  # noqa: PLR0913 - what a declaration says
             symbols,
             taken,
             made,
-            reference=_reference(reference, bare) if reference else None,
-            work=_work(bytes) if bytes else None,
+            reference=None if reference is None else _reference(reference, bare),
+            work=None if bytes is None else _work(bytes),
             **fields,
         )
         found = DeclaredOp(declared, function)
@@ -205,14 +219,25 @@ def op(  # noqa: PLR0913 - what a declaration says
 def _tensor(name: str, shape: Shaped) -> Tensor:
     if isinstance(shape, Tensor):
         return replace(shape, name=name)
+    if not isinstance(shape, Sequence):
+        raise UsageError(f"the shape of '{name}' is {shown(shape)}", "write 'M N', or ('M', 'N')")
     return Tensor(name, tuple(shape.split() if isinstance(shape, str) else shape))
+
+
+def _signature(function: Function) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by name. Raises UsageError for what has none that Python knows."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # no function, or a builtin such as torch.relu
+        message = f"{shown(function)} isn't a function whose parameters are known"
+        raise UsageError(message, "write one whose parameters are named as inputs and sizes: lambda x: f(x)") from None
 
 
 def _parameters(function: Function, made: Op) -> tuple[str, ...]:
     """The names of a function's parameters that the op has. Raises UsageError for another one without a default."""
     known = [tensor.name for tensor in (*made.inputs, *made.outputs)]
     known += [*made.symbols, *made.choices]
-    parameters = inspect.signature(function).parameters
+    parameters = _signature(function)
     for name, parameter in parameters.items():
         if name not in known and parameter.default is parameter.empty:
             message = f"{getattr(function, '__name__', 'the function')} has a parameter '{name}', op '{made.name}' not"
@@ -249,7 +274,7 @@ def _reference(function: Function, made: Op) -> Callable[[Context, SimpleNamespa
 
 
 def _work(function: Function) -> Callable[[Mapping[str, Any], int], Work]:
-    names = [*inspect.signature(function).parameters]
+    names = [*_signature(function)]
 
     def work(symbols: Mapping[str, Any], itemsize: int) -> Work:
         found = function(**{name: {**symbols, "itemsize": itemsize}[name] for name in names})
@@ -263,18 +288,33 @@ def _definitions(made: Op, shapes: Any, keys: Mapping[str, Any], dtypes: Sequenc
     import yaml
 
     product = isinstance(shapes, Mapping)
-    sizes = {"product": {name: listed_sizes(size) for name, size in shapes.items()}} if product else list(shapes)
-    wanted = {"title": made.summary or made.name, "op": made.name, "shapes": sizes}
+    if not product and not (isinstance(shapes, list | tuple) and all(isinstance(each, Mapping) for each in shapes)):
+        advice = "write run({'N': [1000, 4096]}), or run([{'N': 1000}, {'N': 4096}])"
+        raise UsageError(f"shapes={shown(shapes)} are no sizes by symbol", advice)
+    sizes = {"product": {name: listed_sizes(size) for name, size in shapes.items()}} if product else [
+        {name: _plain(size) for name, size in shape.items()} for shape in shapes
+    ]  # fmt: skip
+    wanted: dict[str, Any] = {"title": made.summary or made.name, "op": made.name, "shapes": sizes}
     wanted |= {"dtypes": list(dtypes) or list(made.dtypes), **keys}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{made.name}.yaml")
         file.write_text(yaml.safe_dump(wanted, sort_keys=False), encoding="utf-8")
-        return scenario.load([file], {made.name: made})
+        try:
+            return scenario.load([file], {made.name: made})
+        except InputError as error:
+            # The user has no such file: the key alone says where.
+            own = [replace(problem, where=problem.where.partition(": ")[2] or made.name) for problem in error.problems]
+            raise InputError(own) from None
 
 
 def listed_sizes(size: Any) -> list[Any]:
     """A size, or several, as a list."""
-    return [size] if isinstance(size, int | str) else list(size)
+    return [_plain(each) for each in ([size] if isinstance(size, Number | str) else size)]
+
+
+def _plain(size: Any) -> Any:
+    """A size as YAML has it: an integer of numpy's is one of Python's."""
+    return int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size
 
 
 def _place() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import devices, runner, scenario, store
+from harness.api.advised import advised
 from harness.api.progress import Shown
 from harness.differences import Compared, compare_all
 from harness.errors import UsageError, nearest
@@ -100,6 +101,7 @@ class Differences:
         return html.of_comparison(self._made)
 
 
+@advised
 def run(  # noqa: PLR0913 - the options of the command
     scenarios: Named | Folder,
     *,
@@ -107,7 +109,7 @@ def run(  # noqa: PLR0913 - the options of the command
     variants: Named = (),
     dtypes: Named = (),
     tags: Named = (),
-    ops: Sequence[Folder] = (),
+    ops: Folder | Sequence[Folder] = (),
     device: str | None = None,
     output: Folder | None = None,
     repeat: int = 1,
@@ -125,7 +127,7 @@ def run(  # noqa: PLR0913 - the options of the command
 
     Raises UsageError and MachineError as the command does, and KeyboardInterrupt; what was measured by then is stored.
     """
-    plugins = tuple(map(Path, ops))
+    plugins = tuple(map(Path, listed(ops)))
     catalogue = Catalogue(plugins)
     definitions = scenario.load(scenario.find([str(each) for each in listed(scenarios)]), catalogue)
     kind = devices.choose(device)
@@ -167,12 +169,14 @@ def measured(
     return StoredRun(found, folder)
 
 
+@advised
 def load(folder: Folder) -> StoredRun:
     """A stored run. folder: of the run; '@last' is the run in reports/ that began last. Raises UsageError for none."""
     place = store.place(str(folder))
     return StoredRun(known_cases.load(place), place)
 
 
+@advised
 def compare(*runs: StoredRun | Folder, baseline: str | None = None) -> Differences:
     """Compare runs, or folders of runs, with the first one, or with the one whose name `baseline` is.
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from harness import devices, limits, measure, metrics, runner, stats, units
+from harness.api.advised import advised
 from harness.api.called import Bytes, Called, called, named
 from harness.errors import HarnessError, MachineError, UsageError, WrongResultError, nearest
 from harness.interleaved import Ratio, interleaved
@@ -164,6 +165,7 @@ class Race(Mapping[str, Raced]):
         return html.of_times([*self.values()], self)
 
 
+@advised
 def time(  # noqa: PLR0913 - each says something else of one call
     function: Callable[..., object],
     *args: Any,
@@ -201,6 +203,7 @@ def time(  # noqa: PLR0913 - each says something else of one call
     return Time(own, _right(own, measurement, made), _cache(measurement, made), made.knows_bytes)
 
 
+@advised
 def race(  # noqa: PLR0913 - as above
     functions: Mapping[str, Callable[..., object]],
     *args: Any,
@@ -217,8 +220,11 @@ def race(  # noqa: PLR0913 - as above
     baseline: the function that `over()` compares with; the first unless told. Without `check` its results are right.
     budget: seconds of sampling of each function, at most. All else is as for `time`. Raises as `time` does.
     """
+    by_name = 'give them by name: race({"ours": f, "eager": g}, x)'
+    if not isinstance(functions, Mapping):
+        raise UsageError(f"the functions of a race are a {type(functions).__name__}, not a dict", by_name)
     if not functions:
-        raise UsageError("there is no function to race", 'give them by name: race({"ours": f, "eager": g}, x)')
+        raise UsageError("there is no function to race", by_name)
     first = next(iter(functions)) if baseline is None else baseline
     if first not in functions:
         raise UsageError(f"no function is named '{first}'", nearest(first, functions))

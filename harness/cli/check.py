@@ -32,6 +32,10 @@ EXAMPLES = (
 )
 _SECONDS = 20.0
 """How long small cases are checked, after each variant was checked once."""
+_CHOSEN_SIZES = (
+    "these sizes are chosen by 'harness check'. Where an op can't have some, it says so (unsupported= of a variant);\n"
+    "  'harness check SCENARIO --all' takes the sizes of a scenario"
+)
 
 
 @app.command("check", epilog=EXAMPLES)
@@ -77,6 +81,8 @@ def command(
         raise typer.Exit(130) from None
     left = len(jobs) - len(found)
     typer.echo(told.summary + (f"; {left} not checked in {_SECONDS:g} s" if left else ""))
+    if told.crashed and not whole:
+        typer.echo(_CHOSEN_SIZES, err=True)
     if not told.passed:
         raise typer.Exit(Exit.CASES_FAILED)
 

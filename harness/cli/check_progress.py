@@ -59,6 +59,11 @@ class Told(Lines):
         return self._outcomes["ok"] > 0 and not any(self._outcomes[status] for status in FAILED)
 
     @property
+    def crashed(self) -> bool:
+        """Whether some case crashed, as by a size that the op can't have."""
+        return self._outcomes["crashed"] > 0
+
+    @property
     def summary(self) -> str:
         """How many cases ended in which way."""
         sorted_ = sorted(self._outcomes.items(), key=lambda item: item[0] != "ok")

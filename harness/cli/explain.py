@@ -28,7 +28,7 @@ _HOME = Path("reports")
 _FASTEST = 3  # other variants that are named
 
 
-@app.command("explain", epilog=EXAMPLES)
+@app.command("explain", epilog=EXAMPLES, short_help="Say what bounds a case, and what a remedy could save.")
 def command(
     case: Annotated[
         str,

@@ -37,7 +37,7 @@ _SIZES = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _LONGEST_SEED = 2**31
 
 
-@app.command("judge", epilog=EXAMPLES)
+@app.command("judge", epilog=EXAMPLES, short_help="Say whether a kernel is right, fast, and to be believed.")
 def command(
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Python file, or a manifest for --isolated.")],
     op: Annotated[
@@ -89,7 +89,8 @@ def command(
     if output and not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}", "make it, or name another file")
     if not candidate.is_file():
-        raise UsageError(f"{candidate}: there is no such file", "name a file with a candidate")
+        what = "is no file" if candidate.exists() else "there is no such file"
+        raise UsageError(f"{candidate}: {what}", "name a file with a candidate")
     asked = Asked(
         candidate=candidate,
         device=devices.choose(device),
@@ -114,16 +115,22 @@ def command(
 
 
 def _show(judgement: Judgement, form: str | None, output: Path | None) -> None:
-    """Print the page; into a file it goes as its suffix says, unless a format is given."""
+    """Print the page; into a file it goes as its suffix says, unless a format is given.
+
+    What took minutes to judge is printed where the file can't be written, and written where nobody reads the output.
+    """
     from harness.judge import page
+    from harness.report.placing import into
 
     writers = {"md": page.markdown, "json": page.as_json}
-    written = writers[form](judgement) if form else page.text(judgement)
-    if output:
-        suffix = form or output.suffix.removeprefix(".")
-        output.write_text(f"{writers.get(suffix, page.text)(judgement).rstrip()}\n", encoding="utf-8")
-        written = page.text(judgement)
-    typer.echo(written.rstrip())
+    printed = page.text if output else writers.get(form or "", page.text)
+    try:
+        typer.echo(printed(judgement).rstrip())
+    finally:
+        if output:
+            suffix = form or output.suffix.removeprefix(".")
+            with into(output.parent):
+                output.write_text(f"{writers.get(suffix, page.text)(judgement).rstrip()}\n", encoding="utf-8")
 
 
 def _timing(precision: float | None, max_time: float | None, timeout: float) -> Timing:

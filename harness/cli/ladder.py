@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from harness.scenario import Plan
 
 app = alone()
+SHORT = "Say what makes your own training step faster, rung by rung."
 _BATCH = 32
 """Items of a batch of a library's model, unless told."""
 _STEPS = 50
@@ -57,7 +58,7 @@ class LadderCommand(TyperCommand):
         return super().parse_args(ctx, resuming.spelled(args))
 
 
-@app.command("ladder", cls=LadderCommand, epilog=EXAMPLES)
+@app.command("ladder", cls=LadderCommand, epilog=EXAMPLES, short_help=SHORT)
 def command(
     step: Annotated[
         Path | None, typer.Argument(metavar="STEP.PY", help="File with the step.", show_default=False)

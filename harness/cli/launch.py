@@ -28,6 +28,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,499}")
 
 app = typer.Typer(
     help="Print a batch script, or a job for Kubernetes, that starts one torchrun a node. Nothing is started.",
+    short_help="Print a job for Slurm or Kubernetes that starts torchrun.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
@@ -68,9 +69,10 @@ def kubernetes(
     gpus: Gpus = 8,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job.")] = "harness",
 ) -> None:
-    """Print a TrainJob of Kubeflow's Trainer, with its runtime and the secret of its processes.
+    """Print a TrainJob of Kubeflow's Trainer.
 
-    The report stays in the pod of rank 0 unless --output names a volume.
+    Its runtime and the secret of its processes come with it. The report stays in the pod of rank 0 unless --output
+    names a volume.
     """
     advice = "write small letters, digits and '-', a letter first, no '-' last, 63 characters at most"
     _check("--name", name, _NAME, "is no name that Kubernetes takes", advice)

@@ -103,7 +103,7 @@ def op(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=comple
 def scenario(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.scenarios)], ops: Ops = None
 ) -> None:
-    """One scenario, bundled or a file: what it shows, and what it measures."""
+    """One scenario, bundled or a file: what it shows and measures."""
     from harness.cli import details
 
     details.scenarios(name, tuple(ops or ()))

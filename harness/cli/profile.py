@@ -113,14 +113,18 @@ def command(
         ),
     ] = None,
     wait: Annotated[
-        int | None, typer.Option(min=0, help="A program: steps of its optimizer before the recording; 10 unless told.")
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="A program: steps of its optimizer before the recording; 10 unless told."
+        ),
     ] = None,
     families: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Families of your own kernels, a line each: 'attention ^my_kernel'."),
     ] = None,
     active: Annotated[
-        int | None, typer.Option(min=1, help="A program: steps of its optimizer to record then; 5 unless told.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="A program: steps of its optimizer to record then; 5 unless told."),
     ] = None,
     ranks: Annotated[
         str | None,

@@ -208,6 +208,7 @@ def _print(run: Run, json: str | None, quiet: bool) -> None:
     from harness.cli.messages import tell_losses
     from harness.report import terminal
     from harness.report.formats.json import text
+    from harness.report.placing import into
 
     tell_losses(run)
     if not quiet:
@@ -215,7 +216,8 @@ def _print(run: Run, json: str | None, quiet: bool) -> None:
     if json in resuming.STREAMS:
         typer.echo(text(run), err=json == "stderr")
     elif json:
-        Path(json).write_text(f"{text(run)}\n", encoding="utf-8")
+        with into(Path(json).parent):
+            Path(json).write_text(f"{text(run)}\n", encoding="utf-8")
 
 
 def write_report(folder: Path, plugins: Sequence[Path]) -> None:

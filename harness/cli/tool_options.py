@@ -34,7 +34,7 @@ def parameters() -> tuple[Any, ...]:
 def _annotated(name: str, meanings: Mapping[str, str]) -> Any:
     least = min(option.least for ways in _ways().values() for option in ways.options if option.name == name)
     told = "; ".join(f"{tool}: {meaning}" for tool, meaning in meanings.items())
-    return Annotated[int | None, typer.Option(f"--{name}", min=least, help=f"{told}.")]
+    return Annotated[int | None, typer.Option(f"--{name}", min=least, metavar="N", help=f"{told}.")]
 
 
 def _by_name() -> dict[str, dict[str, str]]:

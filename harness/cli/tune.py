@@ -49,7 +49,7 @@ def _budget(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
-@app.command("tune", epilog=EXAMPLES)
+@app.command("tune", epilog=EXAMPLES, short_help="Search the fastest plans of a kernel, and keep them.")
 def command(
     op: Annotated[
         str, typer.Argument(metavar="OP", help="The op whose plans are searched.", autocompletion=completion.ops)

@@ -41,6 +41,7 @@ def command(
     from harness.ops import Catalogue
     from harness.report.formats import html
     from harness.report.older import without_false_warnings
+    from harness.report.placing import into
     from harness.report.web.document import Before
 
     catalogue = Catalogue(tuple(ops or ()))
@@ -49,7 +50,9 @@ def command(
     folder, shown = loaded[-1]
     (notes,) = stale([shown], catalogue)
     before = Before(str(run), without_false_warnings(loaded[0][1])) if later else None
-    page = html.write(without_false_warnings(shown), _place(folder, run if later else None), notes, before)[0]
+    place = _place(folder, run if later else None)
+    with into(place):
+        page = html.write(without_false_warnings(shown), place, notes, before)[0]
     typer.echo(page)
     if not webbrowser.open(page.as_uri()):
         typer.echo("no browser could be opened: open the file above in one", err=True)

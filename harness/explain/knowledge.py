@@ -57,6 +57,11 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
     exact = {today: every[today]} if today in every else {}
     if chosen := exact or {key: found for key, found in every.items() if cases[key].matches(pattern)}:
         return chosen
+    if not runs:
+        where = ", ".join(map(str, folders))
+        raise UsageError(
+            f"no run has '{pattern}': no run lies in {where}", "measure it by 'harness run', or name a folder by --run"
+        )
     raise _unknown(pattern, every, [folder for folder, _ in runs])
 
 
@@ -145,11 +150,6 @@ def _siblings(result: Result, group: Iterable[Result], attachments: Iterable[Att
 
 
 def _unknown(pattern: str, every: Collection[str], folders: list[Path]) -> UsageError:
-    if not folders:
-        return UsageError(
-            f"no run has '{pattern}': there is no run to look in",
-            "measure it by 'harness run', or name a folder by --run",
-        )
     where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
     parts = pattern.count("/") + 1
     if parts < _PARTS and any(key.startswith(f"{pattern}/") for key in every):

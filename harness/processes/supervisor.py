@@ -35,6 +35,16 @@ _NOT_BELIEVED = "the answer isn't believed, since the case may have written it i
 _NAMES_A_RANK = re.compile(r"rank \d+: ")
 _LIMITS_LIMIT = 900.0
 _SURVEY_LIMIT = 60.0
+_NO_LIBRARY = ("ImportError: ", "ModuleNotFoundError: ", "OSError: ")
+
+
+def _not_started(text: str) -> MachineError:
+    """What is told of a process that doesn't start: no frames where a library can't be imported."""
+    last = re.split(r"^  .*\n", text, flags=re.MULTILINE)[-1]
+    if last.startswith(_NO_LIBRARY):
+        advice = "mend its installation until python -c 'import torch' works; 'harness env' has the packages' versions"
+        return MachineError(f"the measuring process doesn't start: {last}", advice)
+    return MachineError(f"the measuring process doesn't start: {text}", "run 'harness env'")
 
 
 class Workers:
@@ -186,7 +196,7 @@ class Workers:
                 self._check(self._team)
             except LostError as lost:
                 self._team = None
-                raise MachineError(f"the measuring process doesn't start: {lost.text}", "run 'harness env'") from lost
+                raise _not_started(lost.text) from lost
         return self._team
 
     def _spawn(self, size: int) -> Team:

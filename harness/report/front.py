@@ -80,7 +80,7 @@ def _answers(run: Run, found: Summary) -> Iterator[Note]:
 
 def _trust(found: Summary) -> str:
     outcomes = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in found.whole.outcomes)
-    told = [f"{outcomes}; the results of all timed cases were checked"]
+    told = [f"{outcomes}; the results of all timed cases were checked" if outcomes else "No case has a result"]
     if found.noise is not None:
         told.append(overview.warnings(found)[0].text.rstrip("."))
     codes = [note.label.partition(", such as")[0] for note in found.warnings]

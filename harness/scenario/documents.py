@@ -49,7 +49,7 @@ _EXPLANATIONS = (
     ("mapping values are not allowed", "a second ': ' in one line, or wrong indentation; quote text that holds ': '"),
     ("could not find expected ':'", "a key without ': ' after it, or a bracket or quote left open"),
     ("while parsing a flow", "a bracket is left open, or a comma is missing"),
-    ("alias", "'*' starts a reference to an anchor; quote the text"),
+    ("alias", "'*' starts a reference to an anchor, which stands above, after the last '---'; or quote the text"),
 )
 
 
@@ -265,6 +265,10 @@ class _Builder:
             elif name in mapping:
                 self._report(name_node, _joined(key, name), f"is written twice, first in line {lines[name]}")
             else:
+                if name == "<<":
+                    self._report(name_node, _joined(key, name), "mappings aren't merged here", "write the keys out")
+                elif ":" in name and value.value == "":
+                    self._report(name_node, _joined(key, name), "has no value", "write a space after ':'")
                 lines[name] = name_node.start_mark.line + 1
                 mapping[name] = self.build(value, _joined(key, name))
         self._weigh(node, (part for pair in node.value for part in pair))
@@ -290,6 +294,8 @@ def _named(name: str) -> list[Path]:
         raise InputError([Problem(name, message, "name some of its files")])
     if inside:
         return inside
+    if path.is_symlink() and not path.exists():
+        raise InputError([Problem(name, "is a link to nothing", f"{path.readlink()} isn't there")])
     if path.is_dir():
         raise InputError([Problem(name, "this folder holds no scenario", "scenarios are files named *.yaml")])
     known = [*bundled, *map(str, islice(path.parent.glob("[!.]*.yaml"), _MOST_FILES))]

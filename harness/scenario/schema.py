@@ -20,8 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+from harness import units
 from harness.errors import Problem, nearest
-from harness.metrics import METRICS, claimed, floors
+from harness.metrics import METRICS, Metric, claimed, floors
 from harness.model import LONGEST_CASE, NEAR, Cache, Says, Timing
 from harness.scenario import names
 from harness.scenario.documents import Document, KeyPath, shown
@@ -229,11 +230,20 @@ class ScenarioKeys(_Keys):
     )
 
 
+_MOST_SHARE = 10.0
+"""The highest floor of a share: 94 is surely meant as 94%, which is 0.94."""
+
+
+def _most(metric: Metric) -> float | None:
+    return _MOST_SHARE if metric.unit in (units.SHARE, units.FINE_SHARE) else None
+
+
 @cache
 def _models(names: tuple[str, ...]) -> tuple[type[ScenarioKeys], type[FloorKeys]]:
     """The keys of a scenario and of a floor, with a floor for each of the metrics named."""
     fields: dict[str, Any] = {
-        name: (Positive, Field(default=0.0, description=f"At least: {METRICS[name].hint}.")) for name in names
+        name: (Positive, Field(default=0.0, description=f"At least: {METRICS[name].hint}.", le=_most(METRICS[name])))
+        for name in names
     }
     floor = create_model("FloorKeys", __base__=FloorKeys, __doc__=FloorKeys.__doc__, **fields)
     several: Any = Annotated[list[floor], Field(min_length=1)]  # type: ignore[valid-type]
@@ -320,5 +330,7 @@ def _problem(document: Document, detail: ErrorDetails) -> Problem:
             message = f"{shown(found)} isn't known here"
             advice = nearest(str(found), re.findall("'([^']*)'", context["expected"]))
         case kind:
-            message, advice = f"{_MUST.get(kind, 'is wrong').format(**context)}, found {shown(found)}", ""
+            message = f"{_MUST.get(kind, 'is wrong').format(**context)}, found {shown(found)}"
+            is_share = kind == "less_than_equal" and issubclass(model, FloorKeys)
+            advice = "1 is 100%" if is_share or str(found).endswith("%") else ""
     return document.problem(path, message, advice)

@@ -6,9 +6,12 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -246,6 +249,57 @@ def test_what_an_op_cannot_be_is_refused(twice: DeclaredOp) -> None:
         lambda x: (x + 1, x + 1)
     )
     assert "the reference returns 1 tensors" in short.run({"N": [8]}, dtypes="float32").frame().loc[0, "error"]
+
+
+INPUT = {"x": "N"}
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: hb.op(lambda x: x), "inputs, outputs and variants of an op are dicts"),
+        (lambda: hb.op("f", inputs="N"), "inputs, outputs and variants of an op are dicts"),
+        (lambda: hb.op("f", inputs=INPUT, variants=[torch.exp]), "inputs, outputs and variants of an op are dicts"),
+        (lambda: hb.op("f", inputs={}), "an op without inputs needs outputs="),
+        (lambda: hb.op("f", inputs=dict[str, Any](x=3)), "the shape of 'x' is 3"),
+        (lambda: hb.op("f", inputs=INPUT)(torch.exp), "isn't a function whose parameters are known"),
+        (lambda: hb.op("f", inputs=INPUT, reference=torch.ones(2))(lambda x: x), "isn't a function whose parameters"),
+        (lambda: hb.op("f", inputs=INPUT, bytes=100)(lambda x: x), "100 isn't a function whose parameters are known"),
+    ],
+)
+def test_a_declaration_of_another_kind_is_refused_with_what_is_right(declare: Callable[[], object], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        declare()
+    # A notebook shows the traceback, which has notes below the message.
+    assert caught.value.__notes__ == [caught.value.advice]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        (1000, "shapes=1000 are no sizes by symbol"),
+        ([(8, 8)], r"shapes=\[\(8, 8\)\] are no sizes by symbol"),
+        (None, "no bundled scenario has sizes for op 'twice'"),
+        ({"M": 4, "N": 1e3}, r"^shapes.product.N\[0\]: a size is an integer or .*, found 1000.0"),
+    ],
+)
+def test_sizes_of_another_kind_are_refused(twice: DeclaredOp, shapes: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        twice.run(shapes)
+    if shapes is None:
+        assert caught.value.advice == "give them: run({'M': 1024, 'N': 1024})"
+
+
+def test_sizes_may_be_integers_of_numpy(twice: DeclaredOp) -> None:
+    sizes: Any = np.array([4, 8])
+    frames = twice.run({"M": sizes, "N": sizes[0]}, max_time=0.01).frame(), twice.run([{"M": sizes[1], "N": 2}]).frame()
+    assert [list(frame["M"]) for frame in frames] == [[4, 8], [8]]
+
+
+def test_a_misspelt_name_is_told_with_what_is_meant_below() -> None:
+    with pytest.raises(UsageError) as caught:
+        hb.run("sofmax", ops=str(PLUGIN))
+    assert "did you mean 'softmax'?" in caught.value.__notes__
 
 
 def test_a_run_in_this_process_may_have_a_folder(

@@ -116,7 +116,7 @@ def test_what_is_refused(tmp_path, monkeypatch, reference):
     )
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert "there is no run to look in" in explained("prelu/naive", code=2)
+    assert "no run lies in reports\n" in explained("prelu/naive", code=2)
 
 
 def test_counters_decide(tmp_path: Path, header: Header, measurement: Callable[[int], Measurement]) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli import app, judge
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,10 +70,28 @@ def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
 def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "aborts.py").write_text("import os\n\ndef double(x):\n    os.abort()\n")
     monkeypatch.chdir(folder)
+    said = "crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/"
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
     assert done.exit_code == 5
-    assert done.stdout.startswith("crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/")
+    assert done.stdout.startswith(said)
     assert (folder / "page.md").read_text().startswith("# crashed: killed by signal SIGABRT")
+    # The page is told where its file can't be written.
+    done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=/dev/full"])
+    assert done.exit_code == 4
+    assert done.stdout.startswith(said)
+    assert "error: can't write the report: /dev: No space left on device\n  free some space" in done.stderr
+
+
+def test_a_page_is_written_where_nobody_reads_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("harness.judge.page.text", lambda _: "the page")
+    monkeypatch.setattr("typer.echo", closed)
+    judgement: Any = None
+    with pytest.raises(BrokenPipeError):
+        judge._show(judgement, None, tmp_path / "page.txt")
+    assert (tmp_path / "page.txt").read_text() == "the page\n"
 
 
 @pytest.mark.slow  # tests/judge has such models, test_a_candidate_that_is_right the command
@@ -99,6 +118,7 @@ def test_a_model_that_is_wrong(harness: Harness, folder: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["missing.py"], 2, "missing.py: there is no such file"),
+        (["."], 2, ".: is no file"),
         (["doubling.py", "--device=cpu"], 2, "has no form of a candidate that is known"),
         (["doubling.py", "--sizes=N:3"], 2, "--sizes N:3: aren't sizes"),
         (["doubling.py", "--sizes=N=0"], 2, "--sizes N=0: N is 0"),

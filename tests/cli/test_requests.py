@@ -63,6 +63,13 @@ def test_help_names_every_command() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("group", [[], ["list"], ["launch"], ["gate"], ["profile"]])
+def test_no_line_of_help_is_cut_and_no_value_is_named_by_its_type_in_python(group: list[str]) -> None:
+    lines = invoke(*group, "--help").stdout.splitlines()
+    assert [line for line in lines if line.startswith("  ") and line.endswith("..") and "reports/" not in line] == []
+    assert [line for line in lines if line.startswith("  --") and "range>" in line] == []
+
+
 def test_version() -> None:
     assert invoke("--version").stdout == f"harness {__version__}\n"
 

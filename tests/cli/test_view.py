@@ -94,3 +94,16 @@ def test_a_run_that_cannot_be_read_says_why(stored: Callable[..., Path], seen: l
     result = view(folder)
     assert result.exit_code == 2
     assert "did you mean" not in result.stderr
+
+
+def test_a_page_that_cannot_be_written_says_where_it_would_lie(
+    stored: Callable[..., Path], seen: list[str], tmp_path: Path
+) -> None:
+    folder = stored("one")
+    page = Path(view(folder).stdout.strip())
+    page.unlink()
+    page.symlink_to("/dev/full")
+    result = view(folder)
+    assert result.exit_code == 4
+    assert f"error: can't write the report: {page.parent}: No space left on device" in result.stderr
+    assert "free some space" in result.stderr

@@ -65,7 +65,7 @@ def test_the_newest_run_has_the_word(stored, measured, tmp_path):
 def test_a_case_that_no_run_has(stored, measured, tmp_path):
     with pytest.raises(UsageError) as empty:
         newest("scale/naive/float32/N1024", [tmp_path])
-    assert "there is no run to look in" in empty.value.message
+    assert f"no run lies in {tmp_path}" in empty.value.message
     folder = stored("run", "2026-01-01", measured("naive"))
     with pytest.raises(UsageError) as near:
         newest("scale/niave/float32/N1024", [tmp_path])

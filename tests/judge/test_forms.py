@@ -213,9 +213,9 @@ def test_parameters_are_names_of_the_op_or_as_many_as_inputs() -> None:
         assert raised.value.advice == ("parameters are named x, w, y, M, N, mode, or are as many as inputs: x, w")
 
 
-@pytest.mark.parametrize(("names", "said"), [((), "none"), (("f", "g"), "f, g")])
+@pytest.mark.parametrize(("names", "said"), [((), "no public function"), (("f", "g"), "f, g as public functions")])
 def test_a_file_has_one_public_function(names: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=f"defines {said} as public functions"):
+    with pytest.raises(UsageError, match=f"defines {said}"):
         ops._only(sources.Source(FILE, functions=dict.fromkeys((*names, "_own"), ())))
     assert ops._only(sources.Source(FILE, functions={"f": (), "_own": ()})) == "f"
 
@@ -374,8 +374,9 @@ def test_a_sheet_says_what_a_file_adds(monkeypatch):
     encoding = surveyed("faster", fast=variant(), faster=variant(returns=False, encode=print))
     assert encoding.options["variant"] == {"returns": False, "devices": ["cuda"], "encodes": True}
     several = {"a": variant(), "b": variant()}
-    for function, added, said in (("", {}, "none"), ("", several, "a, b"), ("c", several, "a, b")):
-        with pytest.raises(UsageError, match=f"adds to op 'own' the variants {said}$"):
+    some = "adds to op 'own' the variants a, b$"
+    for function, added, said in (("", {}, "adds no variant to op 'own'$"), ("", several, some), ("c", several, some)):
+        with pytest.raises(UsageError, match=said):
             surveyed(function, **added)
     for of_its_own in ({"inputs": ()}, {"outputs": ()}):
         with pytest.raises(UsageError, match="variant 'fast' declares tensors of its own"):

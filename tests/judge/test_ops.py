@@ -129,6 +129,8 @@ def test_a_bundled_op_has_sizes_of_its_own():
         (RETURNS, {"sizes": ()}, "no bundled scenario has sizes for op 'doubling'"),
         (RETURNS, {"dtypes": ("float64",)}, "has no dtype 'float64'"),
         (RETURNS, {"function": "triple"}, "defines no function 'triple'"),
+        ("from torch import relu\n", {"function": "relu"}, "wrap it: def f(...): return relu(...)"),
+        ("from torch import relu\n", {}, "defines no public function"),
         (RETURNS, {"reference": "op.py"}, "the op has its reference"),
         (RETURNS + WRITES.replace("double", "other"), {}, "defines double, other as public functions"),
         ("def double(x, z):\n    return x\n", {}, "has a parameter 'z', which op 'doubling' doesn't have"),

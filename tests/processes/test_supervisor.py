@@ -88,6 +88,21 @@ def test_a_process_that_does_not_start_is_tried_once_more(teams: type[FakeTeam],
         made.measure(job("fine"))
 
 
+def test_a_library_that_cannot_be_imported_is_told_without_frames(
+    teams: type[FakeTeam], job: Callable[..., Job]
+) -> None:
+    frames = (
+        'ended with status 1\nTraceback (most recent call last):\n  File "a.py", line 3, in main\n    import torch\n'
+    )
+    said = "ImportError: libcudart.so.13: no such file\nsee FAQ"
+    for last, told in ((said, said), ("KeyError: 3", f"{frames}KeyError: 3")):
+        teams.starts = [LostError("crashed", frames + last)] * 2
+        with Workers("cpu", root=ROOT) as made, pytest.raises(MachineError) as caught:
+            made.measure(job("fine"))
+        assert caught.value.message == f"the measuring process doesn't start: {told}"
+        assert ("import torch" in caught.value.advice) == last.startswith("ImportError")
+
+
 def test_what_it_reports_is_raised_as_it_is(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
     teams.starts = [UsageError("mine.py: broken")]
     with Workers("cpu", root=ROOT) as made, pytest.raises(UsageError, match=r"mine\.py: broken"):

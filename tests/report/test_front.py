@@ -53,6 +53,10 @@ def test_all_answers_stand_in_the_first_lines(count: int, lost: Callable[[int], 
     assert f"harness explain 'prelu/tuned/float32/N{2**20 if count else 2**24}' --run ." in text
 
 
+def test_a_run_without_a_result_says_so(lost: Callable[[int], Run]) -> None:
+    assert "- **Trust**: No case has a result. No warnings" in first_lines(replace(lost(1), measurements=()))
+
+
 def test_no_more_losses_than_a_screen_holds_stand_before_the_folded_ones(lost: Callable[[int], Run]) -> None:
     page = render(build.page(lost(10)))
     shown, folded = page.partition("<details><summary>Behind in 2 more</summary>")[::2]

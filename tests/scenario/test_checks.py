@@ -393,3 +393,10 @@ def test_a_file_of_several_is_told_once_if_its_names_are_taken(write: Write, cat
         load([write(SEVERAL, "ci.yaml"), write(SEVERAL, "folder/ci.yaml")], catalogue)
     [problem] = caught.value.problems
     assert (problem.where, problem.message) == ("folder/ci.yaml", "another scenario is named 'ci.add' too: ci.yaml")
+
+
+def test_a_floor_in_percent_is_told_how_shares_are_written(refused: Refused) -> None:
+    floor = f"title: t\nop: add\n{ONE}expect: {{fast: {{of_peak: %s}}}}\n"
+    [(_, said)] = refused(floor % "94")
+    assert said == "must be 10 or less, found 94; 1 is 100%"
+    assert refused(floor % "94%")[0][1] == "must be a number, found '94%'; 1 is 100%"

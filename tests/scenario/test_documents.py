@@ -109,7 +109,24 @@ def test_anchors_and_a_byte_order_mark_are_fine(write: Write, catalogue: dict[st
 def test_an_anchor_holds_within_its_document(refused: Refused) -> None:
     [(where, said)] = refused("title: t\ntags: &d [a]\n---\ntitle: u\ntags: *d\n")
     assert where == "5"
-    assert "quote the text" in said
+    assert "an anchor, which stands above, after the last '---'; or quote the text" in said
+
+
+def test_a_key_without_a_space_after_its_colon(refused: Refused) -> None:
+    assert refused("title: t\nop: add\nshapes: [{M:4, N: 1}]\n") == [
+        ("3: shapes[0]", "no size for M; op 'add' has M, N"),
+        ("3: shapes[0].M:4", "has no value; write a space after ':'"),
+    ]
+
+
+def test_a_link_to_nothing_is_told_with_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").symlink_to("yours.yaml")
+    with pytest.raises(InputError) as caught:
+        find(["mine.yaml"])
+    assert [problem.told for problem in caught.value.problems] == [
+        "mine.yaml: is a link to nothing (yours.yaml isn't there)"
+    ]
 
 
 def test_overview_names_the_bundled_scenarios() -> None:

@@ -53,9 +53,11 @@ def test_a_value_that_its_tag_does_not_suit_is_told_with_its_line(refused: Refus
     assert max(len(said) for _, said in told) < 600
 
 
-def test_merge_keys_are_keys_like_others(refused: Refused) -> None:
-    [(place, said)] = refused(f"{FINE}<<: {{cache: hot}}\n")
-    assert (place, said.partition(";")[0]) == ("4: <<", "unknown key '<<'")
+def test_mappings_are_not_merged(refused: Refused) -> None:
+    merge = "mappings aren't merged here; write the keys out"
+    assert refused(f"{FINE}<<: {{cache: hot}}\n") == [("4: <<", merge)]
+    told = refused("title: t\nop: add\nshapes: [&a {M: 1, N: 2}, {<<: *a, N: 3}]\n")
+    assert ("3: shapes[1].<<", merge) in told
 
 
 def bomb(levels: int, first: str = "x", key: str = "tags") -> str:

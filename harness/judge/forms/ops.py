@@ -55,15 +55,19 @@ def sheet(asked: Asked, source: Source) -> Sheet:
         return known
     name = asked.function or _only(source)
     if name not in source.functions:
-        raise UsageError(f"{source.file}: defines no function '{name}'", nearest(name, source.functions))
+        advice = f"wrap it: def f(...): return {name}(...)" if name in source.names else nearest(name, source.functions)
+        raise UsageError(f"{source.file}: defines no function '{name}'", advice)
     parameters = _parameters(op, source.file, name, source.functions[name])
     return replace(known, function=name, options={**known.options, "parameters": parameters})
 
 
 def _only(source: Source) -> str:
     """The only public function of a file."""
-    if len(source.public) != 1:
-        found = ", ".join(source.public) or "none"
+    if not source.public:
+        advice = "write one by def; a name that is imported or assigned is none: def f(...): return name(...)"
+        raise UsageError(f"{source.file}: defines no public function", advice)
+    if len(source.public) > 1:
+        found = ", ".join(source.public)
         raise UsageError(f"{source.file}: defines {found} as public functions", "name one by --function NAME")
     return source.public[0]
 
@@ -86,8 +90,10 @@ def surveyed(sheet: Sheet) -> Sheet:
         return sheet
     added = _added(sheet.candidate, tuple(sheet.options["plugins"]), sheet.op)
     name = sheet.function or next(iter(added), "")
+    if not added:
+        raise UsageError(f"{sheet.candidate}: adds no variant to op '{sheet.op}'", f"@find('{sheet.op}').variant(...)")
     if name not in added or (len(added) > 1 and not sheet.function):
-        found = ", ".join(added) or "none"
+        found = ", ".join(added)
         raise UsageError(f"{sheet.candidate}: adds to op '{sheet.op}' the variants {found}", "name one by --function")
     variant = added[name]
     if variant.inputs is not None or variant.outputs is not None:

@@ -17,6 +17,8 @@ _Candidate = tuple[Definition, Case]
 
 _MOST_OPS = 3
 """Ops whose variants are named where they can't run; of more, only their number is told."""
+_WILD = frozenset("*?[")
+"""What makes a glob of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,26 @@ class Plan:
     left_out: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Filter:
     """One of the filters: keeps a candidate if any of its values is among the chosen ones."""
 
     flag: str
     chosen: tuple[str, ...]
     values: Callable[[Definition, Case], Sequence[str]]
+    # Apart, since hundreds of cases may be named, and thousands are asked about.
+    _names: frozenset[str] = field(init=False)
+    _globs: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._globs = tuple(choice for choice in self.chosen if not _WILD.isdisjoint(choice))
+        self._names = frozenset(self.chosen).difference(self._globs)
 
     def keeps(self, candidate: _Candidate) -> bool:
-        if self.flag == "--only" and any(candidate[1].matches(glob) for glob in self.chosen):
-            return True  # also where a glob fits the whole id
-        values = self.values(*candidate)
-        return not self.chosen or any(fnmatchcase(value, choice) for value in values for choice in self.chosen)
+        if not self.chosen:
+            return True
+        values = (*self.values(*candidate), *((candidate[1].whole_id,) if self.flag == "--only" else ()))
+        return not self._names.isdisjoint(values) or any(fnmatchcase(v, glob) for v in values for glob in self._globs)
 
 
 def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Plan:
@@ -130,8 +139,9 @@ def _unmatched(
     device = _filters(catalogue, selection)[0]
     here = {case.id: case for definition, case in candidates if device.keeps((definition, case))}
     ids = list(here)
+    named = {*here, *(case.whole_id for case in here.values())}
     for pattern in selection.only:
-        if ids and not any(case.matches(pattern) for case in here.values()):
+        if ids and pattern not in named and not any(case.matches(pattern) for case in here.values()):
             elsewhere = [case for _, case in candidates if case.matches(pattern)]
             found = f", only cases on another device: {_needs(elsewhere, catalogue)}" if elsewhere else ""
             near = ", ".join(difflib.get_close_matches(pattern, ids, n=3, cutoff=0))

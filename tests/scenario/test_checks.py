@@ -17,17 +17,12 @@ Write = Callable[..., Path]
 Refused = Callable[[str], list[tuple[str, str]]]
 Loaded = Callable[..., Definition]
 
+Catalogue()  # The collection's ops declare metrics, which messages name.
 ONE = "shapes: [{M: 3, N: 4}]\n"
 FLOORS = (
     "bandwidth, block_snr, bus_bandwidth, decode_rate, efficiency, flops, items, merging_snr, of_ceiling, of_expected, "
     "of_peak, snr, speedup, tokens"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def metrics_of_the_collection() -> None:
-    """Its ops declare metrics, which messages name."""
-    Catalogue()
 
 
 def test_defaults(loaded: Loaded) -> None:

@@ -27,7 +27,7 @@ from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, TimedSteps
-from harness.collection.steps.training._timed_step import DRAWS, OFF, OFF_WITH_BATCH_NORM, SPREADS
+from harness.collection.steps.training._timed_step import OFF, OFF_WITH_BATCH_NORM, SPREADS, of_loss
 from harness.collection.steps.training._trainer import SCALE, whole
 from harness.errors import UsageError
 from harness.model import Warning
@@ -233,16 +233,9 @@ def _of_timed_step(t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     before = {name: one.clone() for name, one in _state(trainer).items()}
     scale = trainer.scaler.get_scale()
     call()
-    got, losses = float(t.steps.last), _losses_of(trainer, before)
-    want, spread = float(losses.mean()), float(losses.std())
     has_batch_norm = any("running_mean" in name for name in before)
     share = OFF_WITH_BATCH_NORM if has_batch_norm else OFF
-    allowed = share * abs(want) + SPREADS * spread
-    if not abs(got - want) <= allowed:
-        yield (
-            f"losses: a timed step on a new batch has a loss of {got:.4f}; for this batch, and the weights that there "
-            f"were, the loss is {want:.4f}, give or take {allowed:.4f}"
-        )
+    yield from of_loss(float(t.steps.last), lambda draws: _losses_of(trainer, before, draws), share)
     skipped = trainer.scaler.get_scale() < scale
     weights = [name for name, one in trainer.model.named_parameters() if one.requires_grad]
     after = _state(trainer)
@@ -265,18 +258,18 @@ def _state(trainer: StepTrainer) -> dict[str, torch.Tensor]:
     return {name: whole(one.detach()) for name, one in every.items()}
 
 
-def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The losses of the reference's model with this state for the trainer's batch, several times, as chance has it."""
+def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor], draws: int) -> torch.Tensor:
+    """So many losses of the reference's model with this state for the trainer's batch, as chance has it."""
     import torch
 
     setup = replace(trainer.setup, wide=can_be_wide(trainer.setup))
     model, batch = model_of(setup), batch_of(setup)
     for own, now in zip(tensors_of(batch), tensors_of(trainer.batch), strict=True):
         own.copy_(now)
-    torch.manual_seed(setup.seed + DRAWS)
+    torch.manual_seed(setup.seed + draws)
     found = []
     with torch.no_grad(), math_modes(tf32=False):
-        for _ in range(DRAWS):
+        for _ in range(draws):
             for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
                 one.copy_(state[name])
             positional, named = arguments(batch)

@@ -24,7 +24,9 @@ OFF, OFF_WITH_BATCH_NORM = 0.05, 0.2
 of few numbers makes much of a rounding."""
 SPREADS = 4.0
 """What is allowed besides, in spreads of the reference's loss, which has dropout and stochastic depth of its own."""
-DRAWS = 4
+DRAWS, MORE_DRAWS = 4, 32
+"""How many losses of the reference are drawn. A spread of few is often far too small, so that a complaint rests on
+more of them."""
 
 
 def recheck(_: Context, t: Tensors, call: Callable[[], object]) -> Iterator[str]:
@@ -50,15 +52,8 @@ class State:
         import torch
 
         trainer = self._trainer
-        wanted = reference_losses(trainer, batch, self._weights)
-        want, spread = float(wanted.mean()), float(wanted.std())
         share = OFF_WITH_BATCH_NORM if isinstance(trainer.setup.config, ResNetConfig) else OFF
-        allowed = share * abs(want) + SPREADS * spread
-        if not abs(got - want) <= allowed:
-            yield (
-                f"losses: a timed step on a new batch has a loss of {got:.3f}; for this batch, and the weights that "
-                f"there were, the loss is {want:.3f}, give or take {allowed:.3f}"
-            )
+        yield from of_loss(got, lambda draws: reference_losses(trainer, batch, self._weights, draws), share)
         # A step whose gradients overflow is skipped, and lowers the scale.
         skipped = trainer.scaler.get_scale() < self._scale
         pairs = zip(self._weights, trainer.masters, strict=True)
@@ -66,7 +61,21 @@ class State:
             yield "weights: a timed step changed none of them"
 
 
-def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+def of_loss(got: float, draw: Callable[[int], torch.Tensor], share: float) -> Iterator[str]:
+    """A complaint if the loss of a step is another one. draw: gives so many losses of the reference."""
+    for draws in (DRAWS, MORE_DRAWS):
+        losses = draw(draws)
+        want = float(losses.mean())
+        allowed = share * abs(want) + SPREADS * float(losses.std())
+        if abs(got - want) <= allowed:
+            return
+    yield (
+        f"losses: a timed step on a new batch has a loss of {got:.4f}; for this batch, and the weights that there "
+        f"were, the loss is {want:.4f}, give or take {allowed:.4f}"
+    )
+
+
+def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tensor], draws: int) -> torch.Tensor:
     """The loss of weights of a trainer for a batch, by torch's own model in higher precision, several times."""
     import torch
 
@@ -78,5 +87,5 @@ def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tenso
         for own, given in zip(model.parameters(), weights, strict=True):
             own.copy_(given)
         loss, parts = module_of(setup.model).loss, parts_of(numbers, setup.micro_batches)
-        every = [torch.stack([loss(model, part).double() for part in parts]).mean() for _ in range(DRAWS)]
+        every = [torch.stack([loss(model, part).double() for part in parts]).mean() for _ in range(draws)]
         return torch.stack(every)

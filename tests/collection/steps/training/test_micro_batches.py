@@ -82,7 +82,7 @@ def test_a_timed_step_s_loss_is_of_all_micro_batches():
     weights = [one.detach().clone() for one in trainer.weights]
     batch = trainer.new_batch(3)
     whole = trainer.loss(trainer.model, batch).item()
-    assert _timed_step.reference_losses(trainer, batch, weights).tolist() == pytest.approx([whole] * 4, rel=1e-12)
+    assert _timed_step.reference_losses(trainer, batch, weights, 4).tolist() == pytest.approx([whole] * 4, rel=1e-12)
 
 
 # ---- Cases.

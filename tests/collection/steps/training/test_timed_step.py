@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.collection.steps.training._timed_step import recheck
+from harness.collection.steps.training._timed_step import DRAWS, OFF, of_loss, recheck
 from tests.rare import rare
 
 STEPS = 60  # after which the loss of the batch that was trained on is far below the loss of another one
@@ -58,3 +58,29 @@ def test_what_is_found_of_a_timed_step(ready, change, said):
         found = list(recheck(SimpleNamespace(), call.tensors, call))
     assert len(found) == len(said), found
     assert all(complaint.startswith(beginning) for complaint, beginning in zip(found, said, strict=True))
+
+
+def test_a_loss_that_varies_is_seldom_called_wrong():
+    """The spread of four losses is often a fraction of what the losses vary: honest steps were wrong for that."""
+    drawn = torch.Generator().manual_seed(1)
+
+    def draw(count):
+        return 1.0 + 0.5 * torch.randn(count, dtype=torch.float64, generator=drawn)
+
+    told = [1 for got in draw(2000).tolist() for _ in of_loss(got, draw, OFF)]
+    assert len(told) <= 4
+    (complaint,) = of_loss(10.0, draw, OFF)
+    assert complaint.startswith("losses: a timed step on a new batch has a loss of 10.0000; ")
+
+
+def test_more_losses_are_drawn_only_before_a_complaint():
+    counts = []
+
+    def draw(count):
+        counts.append(count)
+        return torch.full((count,), 2.0)
+
+    assert [*of_loss(2.0, draw, OFF)] == []
+    assert counts == [DRAWS]
+    assert len([*of_loss(float("nan"), draw, OFF)]) == 1
+    assert len(counts) == 3

@@ -26,7 +26,7 @@ RUNS = ROOT / "reports" / "h200"
 SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_in_halves")
 """Runs of other runs' cases: with few samples, with some of a case's variants only, or with other code."""
 FOR_ROWS = "row_"
-"""How runs are named of the cases alone that answer the rows' figures: they lack variants that tables have."""
+"""How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""
 OURS = "tuned"

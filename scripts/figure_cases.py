@@ -1,10 +1,10 @@
-"""Print the cases that answer figures of the rows without being evidence, as arguments of `harness run`.
+"""Print, as arguments of `harness run`, the cases of figures in rows.md that are to be measured again.
 
     python scripts/figure_cases.py bias dropout | xargs harness run --repeat 3 --output reports/h200/row_dropout
 
-RUN...: the committed runs whose answers are meant, all of them unless told. An answer is no evidence if its run has
-older code, had uncommitted changes or wasn't finished. These cases are a part of all that the runs measured, so that
-several processes of each cost less than one process of all. make_rows.py takes the new figures, since they are newer.
+A figure is to be measured again if its run has older code, had uncommitted changes or wasn't finished. RUN...: only
+figures from these committed runs. Such cases are a part of what the runs measured, so several processes of each cost
+less than one process of all. make_rows.py takes the new figures, since they are newer.
 """
 
 from __future__ import annotations

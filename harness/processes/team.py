@@ -38,7 +38,7 @@ _START_LIMIT = 300.0
 # Seconds between two looks at the processes. A death closes the pipe, which is noticed at once, unless a child of the
 # dead process holds the pipe open.
 _LOOK_EVERY = 0.5
-_DEATH_LIMIT = 20.0  # seconds that a process with a closed pipe has to end: the kernel may write its memory down first
+_DEATH_LIMIT = 20.0  # seconds for a process with a closed pipe to end: the kernel may write its memory to a file first
 _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 

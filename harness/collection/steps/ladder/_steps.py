@@ -27,7 +27,7 @@ from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, TimedSteps
-from harness.collection.steps.training._timed_step import OFF, OFF_WITH_BATCH_NORM, SPREADS, of_loss
+from harness.collection.steps.training._timed_step import OFF, OFF_WITH_BATCH_NORM, SPREADS, loss_complaints
 from harness.collection.steps.training._trainer import SCALE, whole
 from harness.errors import UsageError
 from harness.model import Warning
@@ -235,7 +235,7 @@ def _of_timed_step(t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     call()
     has_batch_norm = any("running_mean" in name for name in before)
     share = OFF_WITH_BATCH_NORM if has_batch_norm else OFF
-    yield from of_loss(float(t.steps.last), lambda draws: _losses_of(trainer, before, draws), share)
+    yield from loss_complaints(float(t.steps.last), lambda draws: _losses_of(trainer, before, draws), share)
     skipped = trainer.scaler.get_scale() < scale
     weights = [name for name, one in trainer.model.named_parameters() if one.requires_grad]
     after = _state(trainer)

@@ -53,7 +53,7 @@ class State:
 
         trainer = self._trainer
         share = OFF_WITH_BATCH_NORM if isinstance(trainer.setup.config, ResNetConfig) else OFF
-        yield from of_loss(got, lambda draws: reference_losses(trainer, batch, self._weights, draws), share)
+        yield from loss_complaints(got, lambda draws: reference_losses(trainer, batch, self._weights, draws), share)
         # A step whose gradients overflow is skipped, and lowers the scale.
         skipped = trainer.scaler.get_scale() < self._scale
         pairs = zip(self._weights, trainer.masters, strict=True)
@@ -61,7 +61,7 @@ class State:
             yield "weights: a timed step changed none of them"
 
 
-def of_loss(got: float, draw: Callable[[int], torch.Tensor], share: float) -> Iterator[str]:
+def loss_complaints(got: float, draw: Callable[[int], torch.Tensor], share: float) -> Iterator[str]:
     """A complaint if the loss of a step is another one. draw: gives so many losses of the reference."""
     for draws in (DRAWS, MORE_DRAWS):
         losses = draw(draws)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.collection.steps.training._timed_step import DRAWS, OFF, of_loss, recheck
+from harness.collection.steps.training._timed_step import DRAWS, OFF, loss_complaints, recheck
 from tests.rare import rare
 
 STEPS = 60  # after which the loss of the batch that was trained on is far below the loss of another one
@@ -67,9 +67,9 @@ def test_a_loss_that_varies_is_seldom_called_wrong():
     def draw(count):
         return 1.0 + 0.5 * torch.randn(count, dtype=torch.float64, generator=drawn)
 
-    told = [1 for got in draw(2000).tolist() for _ in of_loss(got, draw, OFF)]
+    told = [1 for got in draw(2000).tolist() for _ in loss_complaints(got, draw, OFF)]
     assert len(told) <= 4
-    (complaint,) = of_loss(10.0, draw, OFF)
+    (complaint,) = loss_complaints(10.0, draw, OFF)
     assert complaint.startswith("losses: a timed step on a new batch has a loss of 10.0000; ")
 
 
@@ -80,7 +80,7 @@ def test_more_losses_are_drawn_only_before_a_complaint():
         counts.append(count)
         return torch.full((count,), 2.0)
 
-    assert [*of_loss(2.0, draw, OFF)] == []
+    assert [*loss_complaints(2.0, draw, OFF)] == []
     assert counts == [DRAWS]
-    assert len([*of_loss(float("nan"), draw, OFF)]) == 1
+    assert len([*loss_complaints(float("nan"), draw, OFF)]) == 1
     assert len(counts) == 3

@@ -4,7 +4,8 @@
 
 A figure is to be measured again if its run has older code, had uncommitted changes or wasn't finished. RUN...: only
 figures from these committed runs. Such cases are a part of what the runs measured, so several processes of each cost
-less than one process of all. make_rows.py takes the new figures, since they are newer.
+less than one process of all. make_rows.py takes the new figures, since they are newer. --missing: figures that no run
+has answered yet, in place of all that.
 """
 
 from __future__ import annotations
@@ -30,11 +31,27 @@ def arguments(register: Register, runs: Sequence[str] = ()) -> Iterator[str]:
         yield from ("--only", case)
 
 
+def missing(register: Register, rows: Sequence[str] = ()) -> Iterator[str]:
+    """The same for the figures of rows that no run has answered; of all rows if none is named."""
+    found = [
+        pair
+        for row in register.rows
+        for figure in row.figures
+        if (row.name, figure.text) not in register.answers and (not rows or row.name in rows)
+        for pair in register.needed(row, figure)
+    ]
+    yield from dict.fromkeys(definition.file.stem for definition, _ in found)
+    for case in dict.fromkeys(case.id for _, case in found):
+        yield from ("--only", case)
+
+
 def main(words: Sequence[str]) -> None:
     """Print one argument a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of reports/h200")
-    print(*arguments(Register(read()), parser.parse_args(words).runs), sep="\n")
+    parser.add_argument("names", nargs="*", metavar="RUN", help="folders of reports/h200; names of rows with --missing")
+    parser.add_argument("--missing", action="store_true", help="figures that no run has answered yet")
+    asked = parser.parse_args(words)
+    print(*(missing if asked.missing else arguments)(Register(read()), asked.names), sep="\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 from committed import COUNTED, ROOT, RUNS, SKIPPED, read_yaml
 
+from harness.metrics import METRICS
 from harness.model import Case, Claim, Run, Scenario
 from harness.model.case import written
 from harness.ops import Catalogue, known_cases
@@ -147,6 +148,20 @@ class Register:
         """The claims that answer a figure, with their scenarios, in the order in which the figure names these."""
         named = [self.scenarios[name] for name in figure.scenario if name in self.scenarios]
         return [(one, claim) for one in named for claim in one.claims if claim.row == row.name and figure.is_of(claim)]
+
+    def needed(self, row: Row, figure: Figure) -> list[tuple[Definition, Case]]:
+        """The cases on GPUs that the first claim of a figure is about, with its scenario; none without a claim."""
+        for definition, claim in self.claims(row, figure):
+            relative, base = METRICS[claim.metric].relative, dict(claim.base)
+            over = claim.over or (claim.variant if base else definition.baseline)
+            if relative == "world":
+                over, base = claim.variant, {"world": 1}
+            cases = [*definition.cases("cuda")]
+            after = [case for case in cases if case.variant == claim.variant and case.group_matches(claim.where)]
+            others = [(case.dtype, {**case.values, **base}) for case in after] if relative else []
+            before = [case for case in cases if case.variant == over and (case.dtype, case.values) in others]
+            return [(definition, case) for case in (*before, *after)]
+        return []
 
     # ---- What the runs answer.
 

@@ -108,6 +108,17 @@ def rehearse(trainer: StepTrainer, count: int) -> None:
 # ---- What ranks agree on.
 
 
+def mean(values: Sequence[float]) -> list[float]:
+    """The mean of each number over ranks. All ranks must ask, with equally many numbers."""
+    import torch
+    from torch import distributed
+
+    found = torch.tensor(values, dtype=torch.float64)
+    distributed.all_reduce(found)
+    means: list[float] = (found / distributed.get_world_size()).tolist()
+    return means
+
+
 def agreed(holds: bool, world: int) -> bool:
     """Whether something holds on any rank. All ranks must ask."""
     if world == 1:

@@ -21,7 +21,7 @@ from harness.collection.steps.ladder._given import arguments
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, of_rank, tensors_of
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
@@ -65,14 +65,14 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     if rung.compiled:
         ctx.defer(forget_compiled)
     with told(rung, setup.world, below):
-        trainer = _trainer(rung, setup)
+        trainer = trainer_of(rung, setup)
     if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
         ctx.notes.append(_SAME)
     with told(rung, setup.world, below):
         return _first_steps(ctx, trainer, complaints, before)
 
 
-def _trainer(rung: LadderRung, setup: StepSetup) -> StepTrainer:
+def trainer_of(rung: LadderRung, setup: StepSetup) -> StepTrainer:
     """The trainer; for a graph of several ranks made and rehearsed on another stream, as torch asks for it."""
     if setup.world == 1 or not rung.graph:
         return StepTrainer(rung, setup)
@@ -86,9 +86,7 @@ def setup_of(ctx: Context, sheet: StepSheet) -> StepSetup:
     """What the training of a rank begins with: the weights of all ranks, a batch of its own."""
     rank, world = ctx.group.rank, ctx.group.size
     seed = (seed_of(ctx) - rank) % 2**32
-    unused = world > 1 and sheet.unused > 0
-    one = StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype)
-    return replace(one, rank=rank, world=world, unused=unused)
+    return of_rank(StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype), sheet, rank, world)
 
 
 def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...], before: int) -> Launch:

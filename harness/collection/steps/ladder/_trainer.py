@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given
 from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
 from harness.errors import UsageError
@@ -57,6 +58,11 @@ class StepSetup:
     def drawn(self) -> int:
         """The seed of dropout."""
         return self.seed + 1 + self.chance + self.rank * _ranks.APART_BY
+
+
+def of_rank(setup: StepSetup, sheet: StepSheet, rank: int, world: int) -> StepSetup:
+    """The setup of one of so many ranks."""
+    return replace(setup, rank=rank, world=world, unused=world > 1 and sheet.unused > 0)
 
 
 class StepTrainer:

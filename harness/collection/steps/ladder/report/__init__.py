@@ -149,8 +149,6 @@ def _together(best: Line) -> str:
 def _of_seeds(group: Sequence[Line], best: Line) -> str:
     """What longer trainings say of a rung, in a sentence."""
     learned = _learned(group)
-    if learned is None and best.case.world > 1:
-        return "Losses of longer trainings are compared on one device alone."
     if learned is None:
         return "Losses of longer trainings weren't compared: --seeds 5 does so."
     steps, _, seeds = learned.baseline.plan

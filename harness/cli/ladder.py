@@ -140,6 +140,8 @@ def command(
     asked = (seeds, steps or _STEPS) if seeds else None
     if not quiet:
         typer.echo(f"harness.nn.patch: {found.said}", err=True)
+    for text in found.warned:
+        typer.echo(f"warning: {text}", err=True)
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="ladder-") as home:
             plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)

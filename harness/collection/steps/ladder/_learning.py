@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
+from harness.collection.steps.ladder._given import given
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._steps import told, trainer_of
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, seeded, tensors_of
 from harness.collection.steps.training._curves import BATCHES, TrainingCurve, free
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.errors import UsageError
@@ -63,17 +65,21 @@ def batches(setup: StepSetup) -> list[list[torch.Tensor]]:
 
     Raises UsageError if their sizes differ: a graph and a compiled model are for one size.
     """
-    import torch
+    return _kept_batches(setup.source, setup.size, setup.rank)
 
+
+@lru_cache(maxsize=1)
+def _kept_batches(source: str, size: int, rank: int) -> list[list[torch.Tensor]]:
+    """They are made once, since a loader goes on with each call, and all rungs and seeds must have the same ones."""
     found = []
     for number in range(BATCHES):
-        torch.manual_seed(_SEED + number + setup.rank * _ranks.APART_BY)
-        found.append([one.clone() for one in tensors_of(setup.given.batch())])
+        seeded(_SEED + number + rank * _ranks.APART_BY)
+        found.append([one.detach().clone() for one in tensors_of(given(source, size).batch())])
     sizes = {tuple(tuple(one.shape) for one in batch) for batch in found}
     if len(sizes) > 1:
         raise UsageError(
             f"batch() gives tensors of {len(sizes)} sizes in {BATCHES} calls, and a graph is for one size",
-            "let batch() give tensors of one size in each call, for example by padding",
+            "let batch() give tensors of one size in each call, by padding, or by drop_last=True of a DataLoader",
         )
     return found
 
@@ -106,7 +112,7 @@ class _Learning:
     def _add(self, step: Callable[[], torch.Tensor]) -> None:
         number, scaler = len(self.losses), self.trainer.scaler
         for place, one in zip(self.places, self.batches[number % BATCHES], strict=True):
-            place.copy_(one)  # where a graph and a compiled model expect it
+            place.data.copy_(one)  # where a graph and a compiled model expect it
         before = scaler.get_scale()
         self.losses.append(float(step()))
         if scaler.get_scale() < before:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.steps.ladder import _ranks, _reference, _rungs
 from harness.collection.steps.ladder._given import arguments
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
+from harness.collection.steps.ladder._refused import loss_of
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, of_rank, tensors_of
@@ -227,7 +228,7 @@ def _of_timed_step(t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     # Each by places of its own: inputs and targets that are numbers don't fit each other either, so that the loss of a
     # model that has learnt its batch isn't a difference of roundings.
     for places, own in enumerate(_to_change(trainer), 1):
-        own.copy_(own.roll(places, 0) if own.shape[0] > 1 else own.flip(-1))
+        own.data.copy_(own.roll(places, 0) if own.shape[0] > 1 else own.flip(-1))
     before = {name: one.clone() for name, one in _state(trainer).items()}
     scale = trainer.scaler.get_scale()
     call()
@@ -263,13 +264,14 @@ def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor], draws: i
     setup = replace(trainer.setup, wide=can_be_wide(trainer.setup))
     model, batch = model_of(setup), batch_of(setup)
     for own, now in zip(tensors_of(batch), tensors_of(trainer.batch), strict=True):
-        own.copy_(now)
+        own.data.copy_(now)
     torch.manual_seed(setup.seed + draws)
     found = []
-    with torch.no_grad(), math_modes(tf32=False):
+    with math_modes(tf32=False):
         for _ in range(draws):
-            for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-                one.copy_(state[name])
+            with torch.no_grad():
+                for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+                    one.copy_(state[name])
             positional, named = arguments(batch)
             found.append(_loss(trainer, model, positional, named).double())
     return torch.stack(found)
@@ -280,9 +282,12 @@ def _loss(trainer: StepTrainer, model: Any, positional: tuple[Any, ...], named: 
     import torch
 
     given = trainer.setup.given
-    if given.step is None:
-        loss: torch.Tensor = given.loss(model, *positional, **named)
-        return loss
-    with torch.enable_grad():
-        loss = given.step(model, torch.optim.SGD(model.parameters(), lr=0.0), *positional, **named)
-    return loss.detach()
+    if given.step is not None:
+        found = given.step(model, torch.optim.SGD(model.parameters(), lr=0.0), *positional, **named)
+        return loss_of(found, given).detach()
+    try:
+        with torch.no_grad():  # which takes less memory
+            found = given.loss(model, *positional, **named)
+    except RuntimeError:  # of a loss that has gradients in it, such as with respect to the input
+        found = given.loss(model, *positional, **named)
+    return loss_of(found, given).detach()

@@ -70,6 +70,17 @@ def test_rungs_that_may_be_as_fast_are_named(lines):
     assert not any("may be as fast" in note.text for note in report.verdicts(found))
 
 
+def test_a_rung_that_gains_nothing_for_sure_isnt_recommended(lines):
+    base, amp, other = (replace(timed(name, 0.1), samples=samples * 11) for name, samples in (
+        ("float32", (0.1, 0.12)), ("amp", (0.09, 0.12)), ("fused_optimizer", (0.2,))
+    ))  # fmt: skip
+    _, found = lines(base, amp, other, steps={})
+    assert report.fastest(found).case.variant == "float32"
+    (told,) = [note.text for note in report.verdicts(found)][:1]
+    assert told.startswith("No rung is surely faster than float32 (bfloat16, B32): ")
+    assert told.endswith(" These may be as fast, by 95% intervals that overlap: amp.")
+
+
 def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
     run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")

@@ -37,6 +37,7 @@ from harness.ops import Context, Launch, Tensors
 if TYPE_CHECKING:
     import torch
 
+_OF_DDP = "'DistributedDataParallel' object has no attribute"
 _SHARE = 0.01
 """What a loss may be off by besides, over the first loss: what halves round it by."""
 _SAME = Warning(
@@ -133,8 +134,8 @@ def told(rung: LadderRung, world: int = 1, below: Callable[[], LadderRung] | Non
             raise
         guilty = below() if below else rung
         already = "" if guilty is rung else f"{guilty.name}, which {rung.name} goes on from, fails already: "
-        found = f"{already}{reason(guilty, world)}: {type(error).__name__}: {said}"
-        raise UsageError(found, _advice(guilty, said)) from error
+        why = reason(FLOAT32 if _OF_DDP in said else guilty, world)
+        raise UsageError(f"{already}{why}: {type(error).__name__}: {said}", _advice(guilty, said)) from error
 
 
 def lowest_failing(rung: LadderRung, sheet: StepSheet, setup: StepSetup) -> LadderRung:
@@ -182,7 +183,7 @@ def reason(rung: LadderRung, world: int = 1) -> str:
 
 
 def _advice(rung: LadderRung, said: str) -> str:
-    if "'DistributedDataParallel' object has no attribute" in said:
+    if _OF_DDP in said:
         return "let loss or step call the model alone, model(...): DistributedDataParallel has no more of it"
     if rung in (FLOAT32, _reference.BY_HOST):
         return "correct the file, and try it first as a program of its own"

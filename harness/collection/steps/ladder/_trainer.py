@@ -178,7 +178,8 @@ class StepTrainer:
         if not isinstance(plain, torch.optim.Optimizer):
             raise UsageError(
                 f"{self.setup.source}: optimizer() gives a {type(plain).__name__}, not an optimizer of torch",
-                "give one with a group of parameters for each part of the model; a weight whose grad is None stays",
+                "give one of all weights; before a step that isn't to change a part of the model, step() sets the grad "
+                "of that part's weights to None",
             )
         options: dict[str, Any] = {}
         if self.rung.optimizer in ("fused", "foreach"):

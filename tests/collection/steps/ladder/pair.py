@@ -255,6 +255,15 @@ def curves() -> None:
     assert abs(together.losses[-1] - alone.losses[-1]) > 1e-4
 
 
+def sparse() -> None:
+    """Gradients of an embedding stay sparse where the host averages them, as in DistributedDataParallel."""
+    weight = torch.nn.Parameter(torch.zeros(4, 2))
+    torch.nn.functional.embedding(torch.tensor([GROUP.rank, 3]), weight, sparse=True).sum().backward()
+    _ranks._average([weight])
+    assert weight.grad.is_sparse
+    assert weight.grad.to_dense().tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [1.0, 1.0]]
+
+
 def first_loss(setup: StepSetup, batch: Sequence[torch.Tensor]) -> float:
     trainer = StepTrainer(FLOAT32, setup)
     for place, one in zip(tensors_of(trainer.batch), batch, strict=True):
@@ -278,7 +287,7 @@ def forgotten() -> None:
     assert not _reference.reference_losses.cache_info().currsize
 
 
-CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, later, curves, forgotten)
+CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, later, curves, sparse, forgotten)
 RARE = (exact_others, compiled, rehearsed, honest, batches, programs)
 """Checks that `make slow-test` makes: tests of one process have them of the same rungs."""
 

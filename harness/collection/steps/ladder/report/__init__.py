@@ -46,9 +46,9 @@ def fastest(lines: Sequence[Line]) -> Line | None:
     rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
     lie within the spread of the baseline's seeds.
     """
-    best, *others = _right(lines) or [None]
-    base = next((line for line in others if line.case.variant == lines[0].scenario.baseline), None)
-    return base if base and best and _overlap(base, best) else best
+    right = _right(lines)
+    base = next((line for line in right if line.case.variant == line.scenario.baseline), None)
+    return base if base and _overlap(base, right[0]) else next(iter(right), None)
 
 
 def _overlap(one: Line, other: Line) -> bool:

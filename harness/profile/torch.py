@@ -159,7 +159,7 @@ def timeline(trace: Path) -> Timeline:
 
 def _of_case(case: str, base: Path, number: int, calls: int) -> Attachment:
     """What the trace of a case tells, or the traces of its ranks."""
-    found = base.parent.glob(trace_of(base, number).name.replace(SUFFIXES[0], f".rank*{SUFFIXES[0]}"))
+    found = base.parent.glob(f"{base.name}-{number}.rank[0-9]*{SUFFIXES[0]}")  # without the merged one
     every = sorted(found, key=lambda path: (len(path.name), path.name))
     if not every:
         return _attachment(case, trace_of(base, number), calls)
@@ -168,7 +168,7 @@ def _of_case(case: str, base: Path, number: int, calls: int) -> Attachment:
         told = f"{every[0].name} is of the only rank that was recorded, so nothing is known of how ranks wait."
         return replace(first, notes=(told,))
     ranks = of_ranks(every, advice="")
-    merged = trace_of(base, number).with_name(f"{base.name}-{number}.{MERGED}")
+    merged = base.with_name(f"{base.name}-{number}.{MERGED}")
     _merge(ranks, merged)
     series = ((name, tuple(map(figure, ranks.skew.ranks))) for name, figure in OF_RANKS.items())
     return replace(

@@ -106,15 +106,16 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _under_autocast(setup: StepSetup) -> tuple[str, float]:
-    """Why a step fails under autocast, '' if it doesn't; and how many seconds it takes, 0 if it fails."""
+    """Why a step fails under autocast, '' if it doesn't; and how many seconds the step takes, 0 if it fails."""
     from torch import OutOfMemoryError
 
     from harness.collection.steps.ladder._rungs import FLOAT32
     from harness.collection.steps.ladder._trainer import StepTrainer
 
-    begin = perf_counter()
     try:
-        float(StepTrainer(replace(FLOAT32, half="own"), setup).loss_of_step())
+        trainer = StepTrainer(replace(FLOAT32, half="own"), setup)
+        begin = perf_counter()
+        float(trainer.loss_of_step())
     except OutOfMemoryError:  # beside the first model
         return "", 0.0
     except Exception as error:

@@ -3,7 +3,8 @@
 Who makes an op of such a step stands in the entry point group `harness.ladders`: a module or a package with
 
 - PREFIX, with which the names of its ops begin, and PAGES, the module of what reports say of them;
-- survey(request): what is known of the step once it was run; it is called in a process that may die;
+- survey(request): what is known of the step once it was run, with `warnings`, a list of sentences; it is called in a
+  process that may die;
 - plugin(answer): the text of a plug-in that declares the op; it runs no code of the user where it is loaded;
 - definition(answer): fields of the scenario: title, op, shape, dtypes, baseline, shows, source, tags.
 
@@ -37,7 +38,8 @@ _SECONDS = 900.0
 class Laddered:
     """A step that is ready to be measured.
 
-    said: what is to be told before, a few lines. text: of its plug-in. worlds: numbers of devices, each with settings
+    said: what is to be told before, a few lines. warned: sentences on what a user may want to change first. text: of
+    its plug-in. worlds: numbers of devices, each with settings
     of its own.
     """
 
@@ -46,6 +48,7 @@ class Laddered:
     said: str
     answer: Mapping[str, Any]
     worlds: tuple[int, ...] = (1,)
+    warned: tuple[str, ...] = ()
 
     def planned(self, plugins: Sequence[Path], selection: Selection) -> tuple[Plan, Catalogue]:
         """The plan of its rungs, and the catalogue with its op. plugins: files; the first one has its text."""
@@ -77,7 +80,8 @@ def laddered(source: str, device: str, size: int, worlds: Sequence[int] = (1,)) 
         answer = asking.ask("ladder", request, _SECONDS)
     except asking.AnswerError as lost:
         raise UsageError(f"{source}: the step can't be run: {lost}", "correct it, and try it first alone") from None
-    return Laddered(answer["name"], module.plugin(answer), answer["patched"], answer, tuple(worlds))
+    warned = tuple(answer.get("warnings", ()))
+    return Laddered(answer["name"], module.plugin(answer), answer["patched"], answer, tuple(worlds), warned)
 
 
 def _module() -> ModuleType:

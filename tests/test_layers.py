@@ -171,7 +171,7 @@ PUBLIC |= {"ranges"}
 """Rooms of the instrument that an op may use, a plug-in's as well as one of the collection."""
 PUBLIC_FOR_PAGES = {"report"}
 """Rooms for what an op says of its reports, which `Op.pages` names."""
-PUBLIC_FOR_TOOLS = {"devices", "profile", "session", "store"}
+PUBLIC_FOR_TOOLS = {"devices", "profile", "ranks", "session", "store"}
 """Rooms for a tool of `harness profile`, which the entry point `harness.tools` names."""
 
 

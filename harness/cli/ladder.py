@@ -40,6 +40,7 @@ EXAMPLES = (
     "  harness ladder step.py --seeds 5    losses, within the seeds' spread or not\n"
     "  harness ladder step.py --output reports/mine --resume\n"
     "  harness ladder step.py --world 2    on one GPU, and on two of this host\n"
+    "  harness ladder step.py --world 4 --seeds 5 --ranks 0,3\n"
     "  harness ladder --model timm:vit_base_patch16_224 --batch 64\n"
     "  harness ladder --model transformers:bert\n"
     "\n\b\nExit codes:\n"
@@ -96,6 +97,9 @@ def command(
     profile: Annotated[
         bool, typer.Option("--profile/--no-profile", help="Record each rung's kernels after the times.")
     ] = True,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Of several devices, those whose kernels are recorded, as 0,4-7.")
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(min=3, max=100, metavar="N", help="Then train each rung from N seeds, and compare the losses."),
@@ -122,6 +126,7 @@ def command(
     kind = devices.choose(device)
     source = str(step or model)
     worlds = _worlds(world, kind, dry_run=dry_run)
+    recorded = _recorded(ranks, worlds, profile=profile)
     found = ladder.laddered(source, kind, batch or _BATCH, worlds)
     folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     selection = Selection(
@@ -135,6 +140,8 @@ def command(
     asked = (seeds, steps or _STEPS) if seeds else None
     if not quiet:
         typer.echo(f"harness.nn.patch: {found.said}", err=True)
+    for text in found.warned:
+        typer.echo(f"warning: {text}", err=True)
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="ladder-") as home:
             plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)
@@ -152,11 +159,10 @@ def command(
     again = shlex.join(["harness", *sys.argv[1:], *added])
     request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
     run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
-    if any(job.case.world == 1 for job in plan.jobs):  # several devices have neither kernels recorded nor trainings
-        if profile:
-            _profile(folder, plugins)
-        if asked:
-            run = _train(run, folder, plugins, asked, quiet=quiet)
+    if profile:
+        _under("torch", folder, plugins, "the kernels of some rungs weren't recorded", *recorded)
+    if asked:
+        run = _train(run, folder, plugins, asked, quiet=quiet)
     _end(run, folder, plugin, quiet=quiet)
 
 
@@ -188,6 +194,21 @@ def _worlds(text: str, kind: str, *, dry_run: bool) -> tuple[int, ...]:
         advice = "name fewer, or try it on processors: --device cpu has a process in place of each GPU"
         raise UsageError(f"--world {text}: {why}", advice)
     return tuple(sorted({1, *asked}))
+
+
+def _recorded(ranks: str | None, worlds: Sequence[int], *, profile: bool) -> list[str]:
+    """The option of `harness profile torch` for the ranks that are recorded.
+
+    Raises UsageError where none of them is there, and where nothing is recorded.
+    """
+    if ranks is None:
+        return []
+    numbers, most = values.numbers(ranks), [world for world in worlds if world > 1]
+    if not most or not profile:
+        raise UsageError("--ranks says which of several devices are recorded", "add --world 2, or leave --ranks out")
+    if not numbers or numbers[0] >= most[0]:
+        raise UsageError(f"--ranks {ranks}: {most[0]} devices have the ranks 0 to {most[0] - 1}", "name one of these")
+    return [f"--ranks={ranks}"]
 
 
 def _plugin(found: Laddered, folder: Path) -> Path:
@@ -224,11 +245,6 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
     open_console().print(table)
 
 
-def _profile(folder: Path, plugins: Sequence[Path]) -> None:
-    """Let `harness profile torch` record the rungs' kernels, which the report shows by family."""
-    _under("torch", folder, plugins, "the kernels weren't recorded")
-
-
 def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, int], *, quiet: bool) -> Run:
     """Let `harness profile losses` train each rung from several seeds. Gives the run with what came of that.
 
@@ -238,7 +254,7 @@ def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, in
     from harness.ops import known_cases
 
     seeds, steps = asked
-    times = {result.case.id: result.time for result in run.results if result.time and result.case.world == 1}
+    times = {result.case.id: result.time for result in run.results if result.time}
     if not quiet:
         took = units.seconds(seeds * steps * sum(times.values()), 2)
         count = seeds * len(times)

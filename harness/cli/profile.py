@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from harness.cli import completion, profile_program, tool_options
+from harness.cli import completion, profile_cases, profile_program, tool_options
 from harness.cli.choosing import Variants
 from harness.cli.group import alone
 from harness.cli.options import Device, Only, Ops
@@ -21,7 +21,6 @@ from harness.errors import Exit, UsageError, brief, nearest
 
 if TYPE_CHECKING:
     from harness.model import Attachment, Job
-    from harness.profile import Tool
 
 app = alone()
 EXAMPLES = (
@@ -128,7 +127,9 @@ def command(
     ] = None,
     ranks: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="A program of torchrun: ranks to record, as 0,4-7; all unless told."),
+        typer.Option(
+            metavar="LIST", help="Of a program of torchrun, or of several devices: ranks to record, as 0,4-7."
+        ),
     ] = None,
 ) -> None:
     """Say what a profiler sees of cases, beside their times.
@@ -149,8 +150,7 @@ def command(
         others = (scenarios, run, only, variants, device, ops, print_only, import_file, given)
         profile_program.run(tool, program, output, (wait, active, ranks), refused=any(others))
         return
-    if (wait, active, ranks) != (None, None, None):
-        raise UsageError("--wait, --active and --ranks are for a program behind '--'", "leave them out")
+    recorded = _recorded(tool, wait, active, ranks)
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
     tool_options.refuse_others(tool, given)
     plugins = tuple(ops or ())
@@ -160,19 +160,30 @@ def command(
         if import_file.is_dir():
             profile_program.show_ranks(tool, import_file, output, refused=run is not None)
             return
-        _import(known[tool], import_file, run, plugins, **chosen)
+        _import(tool, import_file, run, plugins, **chosen)
     elif print_only:
-        planned = _of_run(run, **chosen) if run else _planned(scenarios or [], device, plugins, **chosen)
-        _print_commands(tool, *planned, plugins, folder, given)
+        planned = profile_cases.planned(run or scenarios or [], tool, device, plugins, **chosen)
+        _print_commands(tool, *planned, plugins, folder, given, recorded)
     else:
         code: int = Exit.OK
         if run is None:
             known[tool].refuse()  # before minutes of timing
             code = _time(scenarios or [], device, plugins, folder, **chosen)
-        jobs, kind = _of_run(folder, **chosen)
-        _refuse_another(folder, jobs, kind, plugins, same_kind=Ways.of(known[tool]).any_machine)
-        if code := _profile(tool, jobs, kind, plugins, folder, given) or code:
+        jobs, kind = profile_cases.of_run(folder, tool, **chosen)
+        profile_cases.refuse_another(folder, jobs, kind, plugins, same_kind=Ways.of(known[tool]).any_machine)
+        if code := _profile(tool, jobs, kind, plugins, folder, given, recorded) or code:
             raise typer.Exit(code)
+
+
+def _recorded(tool: str, wait: int | None, active: int | None, ranks: str | None) -> tuple[int, ...]:
+    """The ranks of cases that are to be recorded; all if empty. Raises UsageError for options of programs."""
+    from harness.cli import values
+
+    if (wait, active) != (None, None):
+        raise UsageError("--wait and --active are for a program behind '--'", "leave them out")
+    if ranks is not None and tool != "torch":
+        raise UsageError("--ranks is for the tool torch, which records each rank by itself", "leave --ranks out")
+    return values.numbers(ranks or "")
 
 
 def _refuse_together(
@@ -189,10 +200,13 @@ def _refuse_together(
         raise UsageError("name either scenarios or --run", "'harness list scenarios' shows the bundled ones")
 
 
-def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: Chosen) -> None:
-    """Show what a file tells, and attach it to the run if there is one."""
+def _import(name: str, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: profile_cases.Chosen) -> None:
+    """Show what a file of the tool of this name tells, and attach it to the run if there is one."""
     from harness import foreign, store
     from harness.ops import Catalogue
+    from harness.profile import tools
+
+    tool = tools()[name]
 
     try:
         foreign.refuse_special(file)
@@ -202,95 +216,18 @@ def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...],
     if run is None:
         _show(tool.imported(file, []))
         return
-    jobs, _ = _of_run(run, **chosen)
+    jobs, _ = profile_cases.of_run(run, name, **chosen)
     found = tool.imported(file, [job.case.id for job in jobs])
     store.attach(run, found)
     _tell(run, found, plugins)
 
 
-Chosen = Sequence[str] | None
-
-
-def _planned(
-    scenarios: Sequence[str], device: str | None, plugins: tuple[Path, ...], *, only: Chosen, variants: Chosen
-) -> tuple[list[Job], str]:
-    """The cases of scenarios, and the kind of device."""
-    from harness import devices, scenario
-    from harness.cli import values
-    from harness.ops import Catalogue
-
-    catalogue = Catalogue(plugins)
-    kind = devices.choose(device)
-    definitions = scenario.load(scenario.find(scenarios), catalogue)
-    selection = scenario.Selection(device=kind, only=tuple(only or ()), variants=values.names(list(variants or ())))
-    return _alone(scenario.plan(definitions, catalogue, selection).jobs), kind
-
-
-def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
-    """The cases of a run that have a time, and its kind of device. Tells how many other cases it has."""
-    from harness import units
-    from harness.cli import values
-    from harness.model import Job
-    from harness.ops import known_cases
-
-    run = known_cases.load(folder)
-    named = values.names(list(variants or ()))
-    meant = [
-        result
-        for result in run.results
-        if (not only or any(result.case.matches(glob) for glob in only)) and (not named or result.case.variant in named)
-    ]
-    if not meant:
-        raise UsageError(f"{folder}: no case is like that", "leave out --only and --variants to have all")
-    timed = [result for result in meant if result.status == "ok"]
-    if not timed:
-        raise UsageError(f"{folder}: no case has a time", "correct what its report says of them first")
-    if less := len(meant) - len(timed):
-        typer.echo(f"left out: {units.plural(less, 'case')} without a time", err=True)
-    return _alone([Job(result.case) for result in timed]), run.header.machine.kind
-
-
-def _refuse_another(
-    folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], *, same_kind: bool = False
-) -> None:
-    """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed.
-
-    same_kind: whether another machine with the same device will do.
-    """
-    from harness import devices
-    from harness.ops import Catalogue, known_cases
-    from harness.ops.codes import codes
-
-    catalogue = Catalogue(plugins)
-    run = known_cases.load(folder)
-    machine = devices.kinds()[devices.choose(kind)].machine()
-    again = "measure anew: harness profile TOOL SCENARIO, without --run"
-    timed_on = run.header.machine
-    same = machine.name == timed_on.name if same_kind else machine.fingerprint == timed_on.fingerprint
-    if not same:
-        raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
-    wanted = {job.case.id for job in jobs}
-    timed = {(m.case.op, m.case.variant): m.code for m in run.measurements if m.case.id in wanted and m.code}
-    here = codes((op for name, op in catalogue.items() if name in {op for op, _ in timed}), kind)
-    for (name, variant), code in timed.items():
-        if name not in catalogue or variant not in catalogue[name].variants:
-            raise UsageError(f"{folder}: has cases of '{name}/{variant}', which isn't here", "name its file by --ops")
-        if here.get((name, variant)) != code:
-            raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
-
-
-def _alone(jobs: Sequence[Job]) -> list[Job]:
-    """The cases of one device. Raises UsageError if there is none."""
-    alone = [job for job in jobs if job.case.world == 1]
-    if not alone:
-        raise UsageError("every case is one of several devices", "profile cases with world=1")
-    if less := len(jobs) - len(alone):
-        typer.echo(f"left out: {less} of several devices", err=True)
-    return alone
-
-
 def _time(
-    scenarios: Sequence[str], device: str | None, plugins: tuple[Path, ...], folder: Path, **chosen: Chosen
+    scenarios: Sequence[str],
+    device: str | None,
+    plugins: tuple[Path, ...],
+    folder: Path,
+    **chosen: profile_cases.Chosen,
 ) -> int:
     """Time the cases by `harness run`, into the folder. Gives its exit code: 0, or the code for cases that failed.
 
@@ -316,23 +253,43 @@ def _time(
 
 
 def _print_commands(
-    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, given: Mapping[str, int]
+    tool: str,
+    jobs: Sequence[Job],
+    kind: str,
+    plugins: tuple[Path, ...],
+    folder: Path,
+    given: Mapping[str, int],
+    recorded: Sequence[int],
 ) -> None:
     from harness.profile import _procedure
 
-    part = _procedure.prepared(tool, jobs, device=kind, plugins=plugins, folder=folder, options=given)
-    for line in part.commands:
-        typer.echo(_procedure.shown(line))
+    profile_cases.refuse_ranks(recorded, jobs)
+    for alike in _procedure.of_one_world(jobs):
+        part = _procedure.prepared(
+            tool, alike, device=kind, plugins=plugins, folder=folder, options=given, ranks=recorded
+        )
+        for line in part.commands:
+            typer.echo(_procedure.shown(line))
 
 
 def _profile(
-    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, given: Mapping[str, int]
+    tool: str,
+    jobs: Sequence[Job],
+    kind: str,
+    plugins: tuple[Path, ...],
+    folder: Path,
+    given: Mapping[str, int],
+    recorded: Sequence[int],
 ) -> int:
-    """Run the cases under the tool, and keep what it found. Gives the exit code: for cases that failed, or 0."""
+    """Run the cases under the tool, and keep what it found. Gives the exit code: for cases that failed, or 0.
+
+    recorded: the ranks that are recorded, of cases of several devices; all if empty.
+    """
     from harness import store
     from harness.profile import _procedure
     from harness.profile._request import CaseRan
 
+    profile_cases.refuse_ranks(recorded, jobs)
     failed: set[str] = set()
     done: Counter[str] = Counter()
 
@@ -352,6 +309,7 @@ def _profile(
         folder=folder,
         told=told,
         options=given,
+        ranks=recorded,
         keep=lambda attachments: store.attach(folder, attachments),
     )
     _tell(folder, found.attachments, plugins)
@@ -375,10 +333,11 @@ def _tell(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Pat
 def _show(attachments: Sequence[Attachment]) -> None:
     """Print the tables of each case."""
     from harness.cli.console import open_console
-    from harness.report import kernels, range_tables, terminal
+    from harness.report import kernels, range_tables, rank_tables, terminal
     from harness.report.tree import Page
 
-    terminal.show(Page("", (*kernels.tables(attachments), *range_tables.blocks(attachments))), open_console())
+    every = (*kernels.tables(attachments), *range_tables.blocks(attachments), *rank_tables.blocks(attachments))
+    terminal.show(Page("", every), open_console())
 
 
 def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:

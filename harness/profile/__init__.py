@@ -13,21 +13,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from harness.discover import discover, entry_points, load
 from harness.errors import MachineError, UsageError
-from harness.model import Attachment, Job
-
-if TYPE_CHECKING:
-    from harness.devices import Device
-    from harness.ops import Catalogue
+from harness.model import Attachment
 
 CALLS = 4
 """Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
+CALLS_OF_RANKS = 12
+"""The same of a case of several devices: how ranks wait for each other is told by the calls' spread."""
 RunCase = Callable[[int], None]
 """Runs the case of a number, counted from 1."""
-Running = Callable[[Sequence[Job], Mapping[str, int], Path, "Catalogue", "Device"], AbstractContextManager[RunCase]]
+Running = Callable[..., AbstractContextManager[RunCase]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +81,14 @@ class Ways:
     options: what the command line takes for the tool. examples: command lines, for the help. a_file_a_case: whether the
     tool writes what it found of a case once the case has ended, so that an interrupt leaves what was found until then.
     any_machine: whether what it finds doesn't depend on the machine, so that another one with the same device will do.
-    verdicts: whether a console shows what ops say of their scenarios once the tool has run.
+    verdicts: whether a console shows what ops say of their scenarios once the tool has run. ranks: whether the tool
+    takes cases of several devices, each with a process that it watches.
 
     running(jobs, options, files, catalogue, device): a context in which the process that runs the jobs gets a function.
     The function runs the case of a number in the tool's own way, in the place of preparing and calling it. It raises
     harness.session.EndedError for a case that can't be run. options: their values by name. files: the beginning of the
-    names of the files that the function writes.
+    names of the files that the function writes. A tool with `ranks` gets the rank's `group`, a harness.ranks.Group,
+    by this name as well. Every rank calls the function, and the first of them writes.
     """
 
     options: tuple[ToolOption, ...] = ()
@@ -96,12 +96,13 @@ class Ways:
     a_file_a_case: bool = False
     any_machine: bool = False
     verdicts: bool = False
+    ranks: bool = False
     running: Running | None = None
 
     @classmethod
     def of(cls, tool: Tool) -> Ways:
         """What this tool offers."""
-        names = ("options", "examples", "a_file_a_case", "any_machine", "verdicts")
+        names = ("options", "examples", "a_file_a_case", "any_machine", "verdicts", "ranks")
         given: dict[str, Any] = {name: getattr(tool, name.upper()) for name in names if hasattr(tool, name.upper())}
         return cls(**given, running=getattr(tool, "running", None))
 

@@ -17,7 +17,7 @@ from harness import devices, store
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.processes import lock, python
-from harness.profile import Tool, Ways, _request, tools
+from harness.profile import CALLS, CALLS_OF_RANKS, Tool, Ways, _request, tools
 from harness.profile._request import CaseRan, ProfileRequest
 
 FOLDER = "profile"
@@ -25,7 +25,7 @@ FOLDER = "profile"
 _LOOK_EVERY = 0.2  # seconds between two looks at the answers
 _SLOWER = 3.0  # how many times as long as when it is timed a case may take under a tool
 _LAST_LINES = 12  # of a tool's output that an error repeats
-_TARGET = "harness.profile._target"
+_TARGET, _TEAM = "harness.profile._target", "harness.profile._team"
 _WRITES_TRACES = ("torch",)  # tools that are a part of the process which they watch
 
 Told = Callable[[CaseRan, str], None]
@@ -63,20 +63,22 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     folder: Path,
     told: Told,
     options: Mapping[str, int] | None = None,
+    ranks: Sequence[int] = (),
     keep: Callable[[Sequence[Attachment]], None] = lambda _: None,
 ) -> Profiled:
     """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
     A case that ends the process doesn't keep the cases after it from being run: they run in another process. options:
-    the options that the tool was given. keep: gets what was found as soon as it is known, so that nothing is lost with
-    what comes later; after an interrupt, what a tool with a file a case has found until then. Raises MachineError if
-    the tool can't be used here, or leaves nothing to read.
+    the options that the tool was given. ranks: of cases of several devices, which are recorded; all if empty. keep:
+    gets what was found as soon as it is known, so that nothing is lost with what comes later; after an interrupt, what
+    a tool with a file a case has found until then. Raises MachineError if the tool can't be used here, or leaves
+    nothing to read.
     """
     tools()[name].refuse()
     # What runs under a tool would disturb whoever measures.
-    ranks = max((job.case.world for job in jobs), default=0)
-    with lock.held(devices.kinds()[device], range(ranks)):
-        return _profile(name, jobs, device, plugins, folder, told, options, keep)
+    most = max((job.case.world for job in jobs), default=0)
+    with lock.held(devices.kinds()[device], range(most)):
+        return _profile(name, jobs, device, plugins, folder, told, options, ranks, keep)
 
 
 def _profile(  # noqa: PLR0913, PLR0917 - as above
@@ -87,12 +89,14 @@ def _profile(  # noqa: PLR0913, PLR0917 - as above
     folder: Path,
     told: Told,
     options: Mapping[str, int] | None,
+    ranks: Sequence[int],
     keep: Callable[[Sequence[Attachment]], None],
 ) -> Profiled:
     tool = tools()[name]
-    todo, found = list(jobs), Profiled()
+    todo, found = [job for alike in of_one_world(jobs) for job in alike], Profiled()
     while todo:
-        part = prepared(name, todo, device=device, plugins=plugins, folder=folder, options=options)
+        alike = of_one_world(todo)[0]
+        part = prepared(name, alike, device=device, plugins=plugins, folder=folder, options=options, ranks=ranks)
         try:
             ran, outputs = _carried_out(part, tool, told)
         except KeyboardInterrupt:
@@ -109,6 +113,12 @@ def _profile(  # noqa: PLR0913, PLR0917 - as above
     return found
 
 
+def of_one_world(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The cases of equally many devices, which one start of a tool can run together, the fewest devices first."""
+    worlds = sorted({job.case.world for job in jobs})
+    return [[job for job in jobs if job.case.world == world] for world in worlds]
+
+
 def prepared(  # noqa: PLR0913 - as above
     name: str,
     jobs: Sequence[Job],
@@ -117,22 +127,26 @@ def prepared(  # noqa: PLR0913 - as above
     plugins: Sequence[Path],
     folder: Path,
     options: Mapping[str, int] | None = None,
+    ranks: Sequence[int] = (),
 ) -> Part:
     """Write the request for these cases, and give the command lines that carry it out under the tool.
 
-    options: the options that the tool was given; the usual values stand for the rest.
+    jobs: cases of equally many devices. options: the options that the tool was given; the usual values stand for the
+    rest. ranks: as in `profile`.
     """
     home = store.room(folder, FOLDER)
     base = next(_unused(home, name)).resolve()
     traces = str(base) if name in _WRITES_TRACES else ""
     files = tuple(str(plugin.resolve()) for plugin in plugins)
-    request = ProfileRequest(device, files, tuple(jobs), traces=traces)
+    several = any(job.case.world > 1 for job in jobs)
+    calls = CALLS_OF_RANKS if several else CALLS
+    request = ProfileRequest(device, files, tuple(jobs), calls, tuple(ranks), traces=traces)
     ways = Ways.of(tools()[name])
     if ways.running:
         request = replace(request, tool=name, options=ways.asked(options or {}), files=str(base))
     part = Part(base, request, ())
     _request.write(part.request, part.request_file)
-    target = python.command(_TARGET, [str(part.request_file)])
+    target = python.command(_TEAM if several else _TARGET, [str(part.request_file)])
     return replace(part, commands=tuple(map(tuple, tools()[name].commands(target, base))))
 
 

@@ -19,7 +19,9 @@ REQUEST = ".request.json"
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """The cases to run, as for timing, but each only `calls` times. plugins: files with more ops.
+    """The cases to run, as for timing, but each only a few times. plugins: files with more ops.
+
+    All cases are of equally many devices. ranks: the ranks that are recorded; all if empty.
 
     checked: the cases were checked by a process before this one, which counted what differs from call to call; one call
     is enough. numbers: of the cases to run, from 1; all if empty.
@@ -33,12 +35,18 @@ class ProfileRequest:
     plugins: tuple[str, ...]
     jobs: tuple[Job, ...]
     calls: int = CALLS
+    ranks: tuple[int, ...] = ()
     traces: str = ""
     tool: str = ""
     options: tuple[tuple[str, int], ...] = ()
     files: str = ""
     checked: bool = False
     numbers: tuple[int, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """How many devices each case is of."""
+        return max((job.case.world for job in self.jobs), default=1)
 
     @property
     def repeats(self) -> int:
@@ -89,6 +97,6 @@ def beside(file: Path) -> ProfileRequest | None:
     return read(max(found, key=lambda path: len(path.name))) if found else None
 
 
-def answers_file(request: Path) -> Path:
-    """Where the process writes its answers to the request in a file."""
-    return request.with_suffix(".answers")
+def answers_file(request: Path, rank: int | None = None) -> Path:
+    """Where the answers to the request in a file are written. rank: of several, whose answers `_team` reads."""
+    return request.with_suffix(".answers" if rank is None else f".rank{rank}.answers")

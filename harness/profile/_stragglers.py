@@ -18,6 +18,7 @@ from harness.profile._timeline import Timeline
 from harness.stats import Mean
 
 _LEVEL = 0.05
+_MORE = " Record more steps: --active {count}."
 LEAST = 0.01
 """The least share of a step that makes a rank a straggler."""
 _WORTH = 0.03
@@ -46,8 +47,11 @@ class Lateness:
     stragglers: tuple[Straggler, ...] = ()
 
 
-def verdict(found: Skew, lines: Sequence[Timeline]) -> Lateness:
-    """Which ranks are stragglers, or that none is, or why that can't be told. lines: of each rank of `found`."""
+def verdict(found: Skew, lines: Sequence[Timeline], advice: str = _MORE) -> Lateness:
+    """Which ranks are stragglers, or that none is, or why that can't be told. lines: of each rank of `found`.
+
+    advice: how to record so many steps, {count}, where too few were recorded; '' where that can't be asked for.
+    """
     if reason := _cant_tell(found):
         return Lateness(f"Can't tell which rank is late: {reason}")
     step = statistics.fmean(rank.step for rank in found.ranks)
@@ -65,7 +69,7 @@ def verdict(found: Skew, lines: Sequence[Timeline]) -> Lateness:
     if most >= LEAST * step:
         return Lateness(
             f"Can't tell whether a rank holds the others up: one may cost up to {units.seconds(most)} a step, "
-            f"{units.percent(most / step)} of it. Record more steps: --active {4 * len(found.ranks[0].steps)}."
+            f"{units.percent(most / step)} of it.{advice.format(count=4 * len(found.ranks[0].steps))}"
         )
     waiting = statistics.fmean(rank.waiting for rank in found.ranks)
     alike = f"No rank holds the others up by {units.percent(LEAST, 0)} of a step or more."

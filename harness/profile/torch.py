@@ -6,9 +6,10 @@ import importlib.util
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,20 +20,20 @@ from harness.processes import python
 from harness.profile import _merged, _ranks, _request, _timeline, _trace
 from harness.profile._remedies import remedies
 from harness.profile._script import OWN, RANK
-from harness.profile._skew import Skew, skew
+from harness.profile._skew import OfRank, Skew, skew
 from harness.profile._steps import Window
 from harness.profile._stragglers import Lateness, verdict
 from harness.profile._timeline import SHORT_GAP, Timeline
 from harness.profile._trace import EmptyTraceError
 
 __all__ = [
-    "A_FILE_A_CASE", "FAMILIES", "MERGED", "SHORT_GAP", "SUFFIXES", "SUMMARY", "EmptyTraceError", "RanksProfile",
-    "ScriptProfile", "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script", "read", "refuse",
-    "remedies", "timeline", "trace_of", "traces",
+    "A_FILE_A_CASE", "FAMILIES", "MERGED", "OF_RANKS", "RANKS", "SHORT_GAP", "SUFFIXES", "SUMMARY", "EmptyTraceError",
+    "RanksProfile", "ScriptProfile", "Timeline", "commands", "failure", "imported", "merge", "of_ranks", "of_script",
+    "read", "refuse", "remedies", "timeline", "trace_of", "traces",
 ]  # fmt: skip
 
 SUMMARY = "shares of the time by kernel and by family; needs nothing else"
-A_FILE_A_CASE = True
+A_FILE_A_CASE = RANKS = True
 SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
@@ -47,6 +48,18 @@ WINDOW = Window(wait=10, active=5)
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LEAST = 0.01
 """The least share of the busy time of a kernel whose time in each call is kept."""
+OF_RANKS: Mapping[str, Callable[[OfRank], float]] = {
+    "rank": lambda rank: float(rank.rank),
+    "rank_step": lambda rank: rank.step,
+    "rank_computing": lambda rank: rank.computing,
+    "rank_waiting": lambda rank: rank.waiting,
+    "rank_sending": lambda rank: rank.sending,
+    "rank_idle": lambda rank: rank.idle,
+    "rank_last": lambda rank: float(rank.last),
+    "rank_margin": lambda rank: rank.margin,
+    "rank_cost": lambda rank: statistics.fmean(rank.costs) if rank.costs else 0.0,
+}
+"""What is kept of each rank of a case: `_skew.OfRank` says what each is. Its costs are a mean over calls."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3", "torchrun")
 _SWITCHES = re.compile(r"-[bBdOquv]+|-[WX].+")
@@ -88,9 +101,10 @@ def commands(target: Sequence[str], base: Path) -> list[list[str]]:  # noqa: ARG
     return [[*target]]
 
 
-def trace_of(base: Path, number: int) -> Path:
-    """The trace of a case. number: the case's, counted from 1."""
-    return base.with_name(f"{base.name}-{number}{SUFFIXES[0]}")
+def trace_of(base: Path, number: int, rank: int | None = None) -> Path:
+    """The trace of a case. number: the case's, counted from 1. rank: where it has several."""
+    of_rank = "" if rank is None else f".rank{rank}"
+    return base.with_name(f"{base.name}-{number}{of_rank}{SUFFIXES[0]}")
 
 
 def failure(output: str) -> MachineError | None:
@@ -113,8 +127,11 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
     products of batches, as attention has them, where the trace tells which operator launched a kernel). Kernels are
     listed up to MOST_KERNELS, the longest kernels. Series, where each call launched the same kernels: time, batched and
     family_<name> of each call, and kernel.<name>, the seconds in each call of a kernel that takes a hundredth or more.
+
+    Of several ranks these are the lowest recorded rank's, and the series have what `OF_RANKS` names, an element a rank.
+    The notes say which rank holds the others up. The traces of all ranks as one are the last file.
     """
-    return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
+    return [_of_case(case, base, number, calls) for number, case in enumerate(cases, 1) if case]
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
@@ -122,7 +139,7 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
 
     The trace of a program is about the only one of `cases`, or about none (''); its figures are of the whole trace.
     """
-    number = re.search(r"-([0-9]{1,9})\.json", file.name)
+    number = re.search(r"-([0-9]{1,9})(?:\.rank[0-9]{1,6})?\.json", file.name)
     if (request := _request.beside(file)) and number:
         if not 1 <= int(number[1]) <= len(request.jobs):
             have = f"the request beside it has {len(request.jobs)} cases"
@@ -138,6 +155,35 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
 def timeline(trace: Path) -> Timeline:
     """What the devices of a trace did. Raises UsageError for a file that isn't a trace, and for an empty one."""
     return _timeline.timeline(_trace.read(trace))
+
+
+def _of_case(case: str, base: Path, number: int, calls: int) -> Attachment:
+    """What the trace of a case tells, or the traces of its ranks."""
+    found = base.parent.glob(f"{base.name}-{number}.rank[0-9]*{SUFFIXES[0]}")  # without the merged one
+    every = sorted(found, key=lambda path: (len(path.name), path.name))
+    if not every:
+        return _attachment(case, trace_of(base, number), calls)
+    first = _attachment(case, every[0], calls)
+    if len(every) == 1:
+        told = f"{every[0].name} is of the only rank that was recorded, so nothing is known of how ranks wait."
+        return replace(first, notes=(told,))
+    ranks = of_ranks(every, advice="")
+    merged = base.with_name(f"{base.name}-{number}.{MERGED}")
+    _merge(ranks, merged)
+    series = ((name, tuple(map(figure, ranks.skew.ranks))) for name, figure in OF_RANKS.items())
+    return replace(
+        first,
+        files=(*map(str, every), str(merged)),
+        series=(*first.series, *series),
+        notes=tuple(_notes(ranks)),
+    )
+
+
+def _notes(found: RanksProfile) -> Iterator[str]:
+    """What the traces of ranks say of stragglers, and what they don't tell."""
+    yield found.verdict.told
+    yield from (f"Rank {one.rank}: {one.why}. {one.advice}." for one in found.verdict.stragglers)
+    yield from (f"{text[:1].upper()}{text[1:]}." for text in found.skew.left_out)
 
 
 def _attachment(case: str, file: Path, calls: int) -> Attachment:
@@ -218,24 +264,29 @@ def traces(folder: Path) -> list[Path]:
     return sorted(folder.glob(named), key=lambda path: (len(path.name), path.name))
 
 
-def of_ranks(paths: Sequence[Path]) -> RanksProfile:
+def of_ranks(paths: Sequence[Path], **words: str) -> RanksProfile:
     """What the traces of several ranks tell together; they are of the same steps of one program.
 
-    Raises UsageError for a file that isn't a trace, for one that doesn't tell its rank, and for two of one rank.
+    words: as `_stragglers.verdict` takes them. Raises UsageError for a file that isn't a trace, for one that doesn't
+    tell its rank, and for two of one rank.
     """
     every = _ranks.read(paths)
     lines = tuple(_timeline.timeline(one.trace) for one in every)
     found = skew(every)
-    return RanksProfile(tuple(one.path for one in every), lines, found, verdict(found, lines))
+    return RanksProfile(tuple(one.path for one in every), lines, found, verdict(found, lines, **words))
 
 
 def merge(found: RanksProfile, folder: Path) -> Path:
     """Write the traces of the ranks as one for Perfetto, on the clock of the lowest rank. Gives its path."""
     file = folder / MERGED
     folder.mkdir(parents=True, exist_ok=True)
+    _merge(found, file)
+    return file
+
+
+def _merge(found: RanksProfile, file: Path) -> None:
     ranks = found.skew.ranks
     _merged.write(found.traces, [rank.rank for rank in ranks], [rank.clock.ahead for rank in ranks], file)
-    return file
 
 
 def _words(arguments: Sequence[str]) -> tuple[list[str], bool, list[str]]:

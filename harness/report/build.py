@@ -22,6 +22,7 @@ from harness.report import (
     plotting,
     preface,
     range_tables,
+    rank_tables,
     roofline_plot,
     sections,
     sweeps,
@@ -106,6 +107,8 @@ def _details(run: Run) -> Iterator[Section]:
         yield Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen)))
     if ranges := tuple(range_tables.blocks(run.attachments)):
         yield Section("Ranges", (Note(range_tables.MEANING), Details("Each case", ranges)))
+    if ranks := tuple(rank_tables.blocks(run.attachments)):
+        yield Section("Ranks", (Note(rank_tables.MEANING), Details("Each case", ranks)))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         yield Section("Files that tools left", (front.folded(_files(attached), plural(len(attached), "case")),))
     if run.limits:

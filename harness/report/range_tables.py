@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from harness import units
 from harness.model import Attachment, RangeProfile
+from harness.report import rank_tables
 from harness.report.kernel_names import cut
 from harness.report.tree import Block, Column, Note, Table, text_column
 from harness.units import Unit
@@ -24,7 +25,8 @@ def blocks(attachments: Iterable[Attachment]) -> Iterator[Block]:
     for attachment in attachments:
         if attachment.ranges:
             yield _table(attachment)
-        notes |= dict.fromkeys(Note(note, "warning", attachment.tool) for note in attachment.notes)
+        if not rank_tables.is_of_ranks(attachment):  # whose notes stand below their tables
+            notes |= dict.fromkeys(Note(note, "warning", attachment.tool) for note in attachment.notes)
     yield from notes
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness import devices, source, store
-from harness.cli import profile, run
+from harness.cli import profile, profile_cases, run
 from harness.errors import MachineError, UsageError
 from harness.model import Case, Header, Job, Measurement, Run
 from harness.ops import Catalogue
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stored run. Its cases run in a process that says how each ended, and does nothing else."""
     monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*TARGET, *arguments])
     monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
-    monkeypatch.setattr(profile, "_refuse_another", lambda *_, **__: None)
+    monkeypatch.setattr(profile_cases, "refuse_another", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     copied = tmp_path / "mine"
     shutil.copytree(STORED, copied)
@@ -81,7 +81,7 @@ def measured(
 
 
 def test_a_run_of_this_machine_and_code_is_profiled(measured: Path) -> None:
-    profile._refuse_another(measured, [Job(m.case) for m in store.load(measured).measurements], "cpu", ())
+    profile_cases.refuse_another(measured, [Job(m.case) for m in store.load(measured).measurements], "cpu", ())
 
 
 def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,16 +90,16 @@ def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, mo
     other = replace(run, header=replace(run.header, machine=replace(run.header.machine, fingerprint="other")))
     monkeypatch.setattr(store, "load", lambda _: other)
     with pytest.raises(UsageError, match="is a run of another machine"):
-        profile._refuse_another(measured, jobs, "cpu", ())
-    profile._refuse_another(measured, jobs, "cpu", (), same_kind=True)
+        profile_cases.refuse_another(measured, jobs, "cpu", ())
+    profile_cases.refuse_another(measured, jobs, "cpu", (), same_kind=True)
     third = replace(run.header.machine, devices=(replace(run.header.machine.device, name="another processor"),))
     monkeypatch.setattr(store, "load", lambda _: replace(run, header=replace(run.header, machine=third)))
     with pytest.raises(UsageError, match="is a run of another machine \\(another processor\\)"):
-        profile._refuse_another(measured, jobs, "cpu", (), same_kind=True)
+        profile_cases.refuse_another(measured, jobs, "cpu", (), same_kind=True)
     older = [replace(m, code=replace(m.code, digest="0" * 64)) for m in run.measurements if m.code]
     monkeypatch.setattr(store, "load", lambda _: replace(run, measurements=tuple(older)))
     with pytest.raises(UsageError, match="'prelu' was measured with other code"):
-        profile._refuse_another(measured, jobs, "cpu", ())
+        profile_cases.refuse_another(measured, jobs, "cpu", ())
 
 
 def test_cases_without_a_time_are_told(folder: Path) -> None:
@@ -221,7 +221,8 @@ def test_a_folder_with_traces_of_ranks_is_one_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["torch", "--ranks", "0"], "--ranks are for a program"),
+        (["ncu", "quick", "--ranks", "0"], "--ranks is for the tool torch"),
+        (["torch", "quick", "--wait", "3"], "--wait and --active are for a program"),
         (["nsys", "--import", "."], "is a folder, which 'harness profile torch"),
         (["torch", "--import", ".", "--run", "."], "is a folder, which 'harness profile torch"),
         (["torch", "--import", "."], "has 0 traces"),

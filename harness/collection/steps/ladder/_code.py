@@ -152,7 +152,8 @@ def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str, *, i
         yield f"{pad}with {', '.join(modes)}:"
     inner = f"{pad}    " if modes else pad
     if loss.startswith("model_"):
-        yield f"{inner}loss = {called}(*given, **named).loss{share}"
+        yield f"{inner}found = {called}(*given, **named)"
+        yield f'{inner}loss = (found["loss"] if isinstance(found, dict) else found.loss){share}'
     else:
         yield f"{inner}loss = {loss}{called}, *given, **named){share}"
     yield f"{pad}scaler.scale(loss).backward()"

@@ -43,7 +43,12 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
         "shape": (("B", sheet.size),),
         "dtypes": DTYPES,
         "baseline": BASELINE,
-        "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {counts}.",
+        "shows": " ".join(
+            (
+                f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {counts}.",
+                *(f"{text[:1].upper()}{text[1:]}." for text in sheet.warnings),
+            )
+        ),
         "source": source,
         # From these a report without the plug-in knows what the code of a rung begins with.
         "tags": ("ladder", *_rungs.tags(sheet)),
@@ -52,7 +57,8 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sheet(answer: Mapping[str, Any]) -> StepSheet:
     known = json.loads(json.dumps(dict(answer)))
-    return StepSheet(**{one.name: known[one.name] for one in fields(StepSheet)} | {"gives": tuple(known["gives"])})
+    lists = {name: tuple(known[name]) for name in ("gives", "warnings")}
+    return StepSheet(**{one.name: known[one.name] for one in fields(StepSheet)} | lists)
 
 
 def op(**known: Any) -> Op:
@@ -92,7 +98,7 @@ def step_of(variant: Variant) -> tuple[LadderRung, StepSheet] | None:
 def _unsupported(rung: LadderRung, sheet: StepSheet, case: Case) -> str | None:
     if case.device == "cpu":
         needs = {
-            "a CPU has no TF32": rung.tf32 and not rung.half,
+            "a CPU has no TF32": rung.name == "tf32",
             "a CPU has no CUDA graphs": rung.graph,
             "a CPU has no second stream": rung.streams,
             "a CPU has nothing to tune": rung.compiled == AUTOTUNE,

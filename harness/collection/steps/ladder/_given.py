@@ -88,7 +88,7 @@ def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def loss_of_output(model: Any, *batch: Any, **named: Any) -> Any:
     """The loss that a model gives itself, as those of transformers do."""
     found = model(*batch, **named)
-    loss = getattr(found, "loss", None)
+    loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
     if loss is None:
         raise UsageError("the file defines no loss, and the model's output has none", f"define one: {_EXAMPLE}")
     return loss
@@ -112,7 +112,16 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # A module of this name that is there already, such as a standard one, stays.
     sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
+    own, sys.argv = sys.argv, [str(file)]  # which a file may parse
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as ended:
+        raise UsageError(
+            f"{file}: ends by sys.exit({ended.code!r}) where it is loaded",
+            "let arguments have defaults, and put what trains below if __name__ == '__main__':",
+        ) from None
+    finally:
+        sys.argv = own
     return module
 
 

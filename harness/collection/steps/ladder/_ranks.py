@@ -70,7 +70,17 @@ def average_before_steps(optimizer: torch.optim.Optimizer, weights: Sequence[tor
             "model() gives other weights on each rank, though torch has the same seed",
             "let model() draw by torch alone, or load the same weights",
         )
-    optimizer.register_step_pre_hook(lambda *_: host_mean(weights))
+    optimizer.register_step_pre_hook(lambda *_: _average(weights))
+
+
+def _average(weights: Sequence[torch.Tensor]) -> None:
+    """Average gradients over ranks on the host; sparse ones, of embeddings, stay sparse."""
+    sparse = [weight for weight in weights if weight.grad is not None and weight.grad.is_sparse]
+    for weight in sparse:
+        weight.grad = weight.grad.to_dense()
+    host_mean(weights)
+    for weight in sparse:
+        weight.grad = weight.grad.to_sparse(1)
 
 
 def adding_up(called: Any, *, last: bool) -> AbstractContextManager[object]:
@@ -106,6 +116,17 @@ def rehearse(trainer: StepTrainer, count: int) -> None:
 
 
 # ---- What ranks agree on.
+
+
+def mean(values: Sequence[float]) -> list[float]:
+    """The mean of each number over ranks. All ranks must ask, with equally many numbers."""
+    import torch
+    from torch import distributed
+
+    found = torch.tensor(values, dtype=torch.float64)
+    distributed.all_reduce(found)
+    means: list[float] = (found / distributed.get_world_size()).tolist()
+    return means
 
 
 def agreed(holds: bool, world: int) -> bool:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
+from harness.collection.steps.ladder._refused import refuse_no_number
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of
 from harness.collection.steps.training._first_step import FLAT, MOST, TIMES
@@ -46,6 +47,8 @@ def reference_losses(setup: StepSetup) -> tuple[tuple[float, ...], float]:
     """The reference's losses, and how far chance puts them apart."""
     with math_modes(tf32=False):
         wanted = _losses(setup, STEPS)
+        for number, loss in enumerate(wanted, 1):
+            refuse_no_number(loss, setup.source, number)
         others = _losses(replace(setup, chance=1), STEPS if _draws(setup) else 1)
     return wanted, max(abs(one - other) for one, other in zip(wanted, others, strict=False))
 
@@ -180,13 +183,17 @@ def _first_gradients(rung: LadderRung, calm: StepSetup) -> tuple[Gradients, froz
 
 
 def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
-    """The gradients that the optimizer saw in a step, unscaled, and the names of the weights that the step changed."""
+    """The gradients that the optimizer used in a step, unscaled, and the names of the weights that the step changed.
+
+    Weights that the optimizer doesn't have have neither.
+    """
     import torch
 
     seen: dict[str, torch.Tensor] = {}
-    named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
-    before = {name: whole(one.detach()).clone() for name, one in named}
     optimizer = trainer.optimizer
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    named = [(name, one) for name, one in trainer.model.named_parameters() if id(one) in held and one.requires_grad]
+    before = {name: whole(one.detach()).clone() for name, one in named}
 
     def see(*_: object) -> None:
         # Torch's fused optimizers unscale gradients themselves.

@@ -21,6 +21,8 @@ _FUSED_PARTS = ("Adam", "AdamW")
 """Optimizers whose fused calls torch has for parts of weights (DTensor), too."""
 UNUSED = "ddp:unused"
 """The tag of a step in which some weights have no gradient."""
+_NO_AUTOCAST = "autocast:none"
+"""The tag of a step that fails under autocast."""
 PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
 
@@ -92,21 +94,33 @@ FLOAT32 = LadderRung("float32", "the step as the file has it, in float32 without
 
 @cache
 def rungs(
-    *, channels_last: bool = False, optimizer: str = "fused", ours: bool = True, of_parts: str | None = None
+    *,
+    channels_last: bool = False,
+    optimizer: str = "fused",
+    ours: bool = True,
+    of_parts: str | None = None,
+    autocast: bool = True,
 ) -> tuple[LadderRung, ...]:
     """The ladder, each rung after its base.
 
     channels_last: whether the rungs above have channels last. optimizer: what the rungs above have of torch's calls.
     ours: whether our AdamW can stand for the optimizer. of_parts: the same as optimizer, for parts of weights; None
-    without the rungs that are about several ranks.
+    without the rungs that are about several ranks. autocast: whether the rungs above have it; else they go on from
+    TF32.
     """
-    return tuple(_rungs(channels_last, optimizer, ours, of_parts))
+    return tuple(_rungs(channels_last, optimizer, ours, of_parts, autocast))
 
 
 def of_sheet(sheet: StepSheet) -> tuple[LadderRung, ...]:
     """The ladder of a user's step."""
     of_parts = _has_for_parts(sheet) if sheet.world > 1 else None
-    return rungs(channels_last=sheet.convolutions, optimizer=_has(sheet), ours=has_ours(sheet), of_parts=of_parts)
+    return rungs(
+        channels_last=sheet.convolutions,
+        optimizer=_has(sheet),
+        ours=has_ours(sheet),
+        of_parts=of_parts,
+        autocast=not sheet.autocast,
+    )
 
 
 def _has(sheet: StepSheet) -> str:
@@ -129,6 +143,7 @@ def tags(sheet: StepSheet) -> tuple[str, ...]:
         f"optimizer:{_has(sheet) or _GIVEN}",
         *([f"parts:{_has_for_parts(sheet) or _GIVEN}"] if sheet.world > 1 else []),
         *([UNUSED] if sheet.world > 1 and sheet.unused else []),
+        *([_NO_AUTOCAST] if sheet.autocast else []),
     )
 
 
@@ -140,7 +155,13 @@ def of_tags(told: Collection[str], names: Collection[str]) -> tuple[LadderRung, 
         return of_names(names, ours=ours)
     calls = {name: "" if one == _GIVEN else one for name, one in known.items()}
     last = "layout:channels_last" in told
-    return rungs(channels_last=last, optimizer=calls["optimizer"], ours=ours, of_parts=calls.get("parts"))
+    return rungs(
+        channels_last=last,
+        optimizer=calls["optimizer"],
+        ours=ours,
+        of_parts=calls.get("parts"),
+        autocast=_NO_AUTOCAST not in told,
+    )
 
 
 def has_ours(sheet: StepSheet) -> bool:
@@ -157,16 +178,19 @@ def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, 
     return rungs(channels_last="channels_last" in names, optimizer=optimizer, ours=ours, of_parts=optimizer)
 
 
-def _rungs(channels_last: bool, optimizer: str, ours: bool, of_parts: str | None) -> Iterator[LadderRung]:
+def _rungs(
+    channels_last: bool, optimizer: str, ours: bool, of_parts: str | None, autocast: bool
+) -> Iterator[LadderRung]:
     yield FLOAT32
     tf32 = on(FLOAT32, "tf32", "products and convolutions of float32 in TF32", tf32=True)
     yield tf32
     amp = on(tf32, "amp", "mixed precision: autocast, and in float16 a scaled loss", half="own")
     yield amp
     yield on(amp, "amp_other_half", "beside amp: in the other of float16 and bfloat16", half="other")
-    yield on(amp, "foreach_optimizer", "beside: torch's foreach optimizer", optimizer="foreach")
-    yield on(amp, "fused_optimizer", "torch's fused optimizer", optimizer="fused")
-    base = rows = replace(amp, name=f"{optimizer}_optimizer" if optimizer else "amp", optimizer=optimizer)
+    low = amp if autocast else tf32
+    yield on(low, "foreach_optimizer", "beside: torch's foreach optimizer", optimizer="foreach")
+    yield on(low, "fused_optimizer", "torch's fused optimizer", optimizer="fused")
+    base = rows = replace(low, name=f"{optimizer}_optimizer" if optimizer else low.name, optimizer=optimizer)
     last = on(base, "channels_last", "and channels last in memory", channels_last=True)
     yield last
     base = last if channels_last else base
@@ -221,6 +245,7 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
     """Why a rung isn't one of a step's; '' if it is."""
     scaled = rung.dtype(dtype) == "float16"
     reasons = {
+        f"the model fails under autocast: {sheet.autocast}": rung.half and sheet.autocast,
         f"torch has no fused {sheet.optimizer}": rung.optimizer == "fused" and not sheet.fused,
         f"torch has no foreach {sheet.optimizer}": rung.optimizer == "foreach" and not sheet.foreach,
         "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,

@@ -15,8 +15,9 @@ class StepSheet:
     name of its class. fused, foreach: whether that class has such calls. adamw: why our AdamW can't stand for it; '' if
     it can. convolutions (two or more: one alone embeds patches), batch_norm, linear, attention
     (scaled_dot_product_attention), blocks (that repeat): whether the model has some. patched: what `nn.patch` says of
-    the model. world: the most devices that the step is measured on. gradients: bytes of all weights' gradients. unused:
-    how many weights had no gradient in a step.
+    the model. autocast: why the model fails under autocast; '' if it doesn't. world: the most devices that the step is
+    measured on. gradients: bytes of all weights' gradients. unused: how many weights had no gradient in a step.
+    warnings: sentences on what a user may want to change first.
     """
 
     name: str
@@ -35,9 +36,11 @@ class StepSheet:
     attention: bool = False
     blocks: bool = False
     patched: str = ""
+    autocast: str = ""
     world: int = 1
     gradients: int = 0
     unused: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def has_step(self) -> bool:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.steps.ladder import _ranks, _reference, _rungs
 from harness.collection.steps.ladder._given import arguments
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
+from harness.collection.steps.ladder._refused import loss_of
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, of_rank, tensors_of
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
@@ -36,6 +37,7 @@ from harness.ops import Context, Launch, Tensors
 if TYPE_CHECKING:
     import torch
 
+_OF_DDP = "'DistributedDataParallel' object has no attribute"
 _SHARE = 0.01
 """What a loss may be off by besides, over the first loss: what halves round it by."""
 _SAME = Warning(
@@ -65,14 +67,14 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     if rung.compiled:
         ctx.defer(forget_compiled)
     with told(rung, setup.world, below):
-        trainer = _trainer(rung, setup)
+        trainer = trainer_of(rung, setup)
     if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
         ctx.notes.append(_SAME)
     with told(rung, setup.world, below):
         return _first_steps(ctx, trainer, complaints, before)
 
 
-def _trainer(rung: LadderRung, setup: StepSetup) -> StepTrainer:
+def trainer_of(rung: LadderRung, setup: StepSetup) -> StepTrainer:
     """The trainer; for a graph of several ranks made and rehearsed on another stream, as torch asks for it."""
     if setup.world == 1 or not rung.graph:
         return StepTrainer(rung, setup)
@@ -86,9 +88,7 @@ def setup_of(ctx: Context, sheet: StepSheet) -> StepSetup:
     """What the training of a rank begins with: the weights of all ranks, a batch of its own."""
     rank, world = ctx.group.rank, ctx.group.size
     seed = (seed_of(ctx) - rank) % 2**32
-    unused = world > 1 and sheet.unused > 0
-    one = StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype)
-    return replace(one, rank=rank, world=world, unused=unused)
+    return of_rank(StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype), sheet, rank, world)
 
 
 def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...], before: int) -> Launch:
@@ -134,8 +134,8 @@ def told(rung: LadderRung, world: int = 1, below: Callable[[], LadderRung] | Non
             raise
         guilty = below() if below else rung
         already = "" if guilty is rung else f"{guilty.name}, which {rung.name} goes on from, fails already: "
-        found = f"{already}{reason(guilty, world)}: {type(error).__name__}: {said}"
-        raise UsageError(found, _advice(guilty, said)) from error
+        why = reason(FLOAT32 if _OF_DDP in said else guilty, world)
+        raise UsageError(f"{already}{why}: {type(error).__name__}: {said}", _advice(guilty, said)) from error
 
 
 def lowest_failing(rung: LadderRung, sheet: StepSheet, setup: StepSetup) -> LadderRung:
@@ -183,7 +183,7 @@ def reason(rung: LadderRung, world: int = 1) -> str:
 
 
 def _advice(rung: LadderRung, said: str) -> str:
-    if "'DistributedDataParallel' object has no attribute" in said:
+    if _OF_DDP in said:
         return "let loss or step call the model alone, model(...): DistributedDataParallel has no more of it"
     if rung in (FLOAT32, _reference.BY_HOST):
         return "correct the file, and try it first as a program of its own"
@@ -229,7 +229,7 @@ def _of_timed_step(t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     # Each by places of its own: inputs and targets that are numbers don't fit each other either, so that the loss of a
     # model that has learnt its batch isn't a difference of roundings.
     for places, own in enumerate(_to_change(trainer), 1):
-        own.copy_(own.roll(places, 0) if own.shape[0] > 1 else own.flip(-1))
+        own.data.copy_(own.roll(places, 0) if own.shape[0] > 1 else own.flip(-1))
     before = {name: one.clone() for name, one in _state(trainer).items()}
     scale = trainer.scaler.get_scale()
     call()
@@ -265,13 +265,14 @@ def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor], draws: i
     setup = replace(trainer.setup, wide=can_be_wide(trainer.setup))
     model, batch = model_of(setup), batch_of(setup)
     for own, now in zip(tensors_of(batch), tensors_of(trainer.batch), strict=True):
-        own.copy_(now)
+        own.data.copy_(now)
     torch.manual_seed(setup.seed + draws)
     found = []
-    with torch.no_grad(), math_modes(tf32=False):
+    with math_modes(tf32=False):
         for _ in range(draws):
-            for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-                one.copy_(state[name])
+            with torch.no_grad():
+                for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+                    one.copy_(state[name])
             positional, named = arguments(batch)
             found.append(_loss(trainer, model, positional, named).double())
     return torch.stack(found)
@@ -282,9 +283,12 @@ def _loss(trainer: StepTrainer, model: Any, positional: tuple[Any, ...], named: 
     import torch
 
     given = trainer.setup.given
-    if given.step is None:
-        loss: torch.Tensor = given.loss(model, *positional, **named)
-        return loss
-    with torch.enable_grad():
-        loss = given.step(model, torch.optim.SGD(model.parameters(), lr=0.0), *positional, **named)
-    return loss.detach()
+    if given.step is not None:
+        found = given.step(model, torch.optim.SGD(model.parameters(), lr=0.0), *positional, **named)
+        return loss_of(found, given).detach()
+    try:
+        with torch.no_grad():  # which takes less memory
+            found = given.loss(model, *positional, **named)
+    except RuntimeError:  # of a loss that has gradients in it, such as with respect to the input
+        found = given.loss(model, *positional, **named)
+    return loss_of(found, given).detach()

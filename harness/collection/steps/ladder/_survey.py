@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from harness import units
+from harness.collection.steps.ladder._refused import advised, refuse_no_number
 from harness.collection.steps.ladder._sheet import StepSheet
-from harness.errors import UsageError
+from harness.errors import UsageError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.collection.steps.ladder._trainer import StepTrainer
+    from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 
+_LONG = 0.5
+"""Seconds of a step from which on a ladder takes long."""
+_OTHER_TYPES = {
+    "float64": "autocast and TF32 leave float64 as it is, and a GPU computes it slowly",
+    "bfloat16": "the rung float32 isn't in float32 then, and autocast has little to gain",
+    "float16": "the rung float32 isn't in float32 then, and gradients may underflow",
+}
 _LONGEST = 60
 """Characters of a name that a source gives an op."""
 
@@ -50,7 +60,8 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{source}: names no library that is known", "write timm:NAME or transformers:NAME")
         source = str(Path(source).resolve())
     given = _given.given(source, request["size"])
-    trainer = StepTrainer(FLOAT32, StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16"))
+    setup = StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16")
+    trainer = StepTrainer(FLOAT32, setup)
     _refuse_hidden(source, trainer.batch)
     if unsized := sum(is_lazy(one) for one in trainer.model.parameters()):
         raise UsageError(
@@ -62,9 +73,11 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{source}: batch() gives no tensor with a first dimension", "give the items of a step in it")
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
-    flops, attends, unused = _one_step(trainer)
+    with advised():
+        flops, attends, used = _one_step(trainer)
     patched = patch(trainer.model, None if given.step else trainer.optimizer)  # as `patched` does
     fused = has_option(trainer.optimizer, "fused")
+    autocast, seconds = _under_autocast(setup)
     return asdict(
         StepSheet(
             name=f"{request['prefix']}{name_of(source)}",
@@ -85,9 +98,71 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             patched=str(patched),
             world=request["world"],
             gradients=sum(one.numel() * one.element_size() for one in trainer.weights),
-            unused=unused,
+            unused=len(trainer.weights) - len(set.intersection(*used)),
+            autocast=autocast,
+            warnings=(*_of_weights(trainer, set.union(*used)), *_of_step(setup, autocast, seconds)),
         )
     )
+
+
+def _under_autocast(setup: StepSetup) -> tuple[str, float]:
+    """Why a step fails under autocast, '' if it doesn't; and how many seconds the step takes, 0 if it fails."""
+    from torch import OutOfMemoryError
+
+    from harness.collection.steps.ladder._rungs import FLOAT32
+    from harness.collection.steps.ladder._trainer import StepTrainer
+
+    try:
+        trainer = StepTrainer(replace(FLOAT32, half="own"), setup)
+        begin = perf_counter()
+        float(trainer.loss_of_step())
+    except OutOfMemoryError:  # beside the first model
+        return "", 0.0
+    except Exception as error:
+        return f"{type(error).__name__}: {brief(str(error))}", 0.0
+    return "", perf_counter() - begin
+
+
+def _of_weights(trainer: StepTrainer, used: Set[str]) -> Iterator[str]:
+    """What a user should know of the weights. used: the names of those with a gradient in a step."""
+    import torch
+
+    every = len(trainer.weights)
+    named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
+    held = {id(one) for group in trainer.optimizer.param_groups for one in group["params"]}
+    if idle := [name for name, one in named if id(one) not in held]:
+        yield (
+            f"{len(idle)} of {every} weights aren't in the optimizer, such as {idle[0]}: requires_grad_(False) in "
+            "model() saves the time of their gradients"
+        )
+    if unused := [name for name, _ in named if name not in used]:
+        yield (
+            f"{len(unused)} of {every} weights have no gradient in a step, such as {unused[0]}: if they are to learn, "
+            "look for detach(), no_grad() and checkpoint(use_reentrant=True); else let model() freeze them by "
+            "requires_grad_(False)"
+        )
+    for name, why in _OTHER_TYPES.items():
+        if count := sum(one.dtype == getattr(torch, name) for one in trainer.weights):
+            yield f"{count} of {every} weights are in {name}: {why}; let model() give them in float32 if you can"
+
+
+def _of_step(setup: StepSetup, autocast: str, seconds: float) -> Iterator[str]:
+    """What a user should know of the step. autocast: why it fails under autocast. seconds: of a step."""
+    from harness.collection.steps.ladder._trainer import batch_of, tensors_of
+
+    shapes = {tuple(one.shape for one in tensors_of(batch_of(replace(setup, seed=seed)))) for seed in (1, 2, 3)}
+    if len(shapes) > 1:
+        yield (
+            "batch() gives tensors of different shapes in different calls, and times are of one of them: "
+            "torch.compile compiles anew for each shape, and a CUDA graph is of one shape; pad the batches if you can"
+        )
+    if autocast:
+        yield f"the model fails under autocast, so all rungs go on without it: {autocast}"
+    if seconds > _LONG:
+        yield (
+            f"a step takes {units.seconds(seconds, 2)}, and a rung makes some fifty, most of them before it is timed: "
+            "name a few rungs by --variants, or take a smaller batch first"
+        )
 
 
 def _refuse_hidden(source: str, batch: Any) -> None:
@@ -115,24 +190,29 @@ def name_of(source: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "_", last.lower()).strip("_")[-_LONGEST:] or "step"
 
 
-def _one_step(trainer: StepTrainer) -> tuple[int, bool, int]:
-    """The operations of a step, whether it attends by scaled_dot_product_attention, and weights without a gradient."""
+def _one_step(trainer: StepTrainer) -> tuple[int, bool, list[set[str]]]:
+    """The operations of a step, whether it attends by scaled_dot_product_attention, and the weights with gradients.
+
+    These are the names in each of the optimizer's steps, of which a step of the file's own may have several.
+
+    Raises UsageError for a loss that is no number, and for a step of the file's own that makes none of the optimizer's.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
-    unused = 0
-
-    def see(*_: object) -> None:
-        nonlocal unused
-        unused = sum(one.grad is None for one in trainer.weights)
-
-    trainer.optimizer.register_step_pre_hook(see)
+    named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
+    used: list[set[str]] = []  # by each of the optimizer's steps
+    trainer.optimizer.register_step_pre_hook(lambda *_: used.append({n for n, one in named if one.grad is not None}))
     with _attending() as calls, FlopCounterMode(display=False) as counter:
         loss = trainer.loss_of_step()
-    if loss.numel() != 1:
+    source = trainer.setup.source
+    refuse_no_number(float(loss), source)
+    if not used:
         raise UsageError(
-            f"the loss has {loss.numel()} numbers, {tuple(loss.shape)}", "let loss(model, *batch) give one number"
+            f"{source}: step() makes no step of the optimizer that it gets",
+            "call its step(), so that gradients can be compared and rungs can change it; several parts of a model may "
+            "be groups of it, of which weights whose grad is None stay as they are",
         )
-    return int(counter.get_total_flops()), bool(calls), unused
+    return int(counter.get_total_flops()), bool(calls), used
 
 
 @contextmanager

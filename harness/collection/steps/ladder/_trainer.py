@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given
+from harness.collection.steps.ladder._refused import loss_of, module_of
 from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
 from harness.errors import UsageError
@@ -57,6 +61,11 @@ class StepSetup:
     def drawn(self) -> int:
         """The seed of dropout."""
         return self.seed + 1 + self.chance + self.rank * _ranks.APART_BY
+
+
+def of_rank(setup: StepSetup, sheet: StepSheet, rank: int, world: int) -> StepSetup:
+    """The setup of one of so many ranks."""
+    return replace(setup, rank=rank, world=world, unused=world > 1 and sheet.unused > 0)
 
 
 class StepTrainer:
@@ -108,9 +117,7 @@ class StepTrainer:
 
     def begin_drawing(self) -> None:
         """Begin with the random numbers of dropout, whatever numbers were drawn before."""
-        import torch
-
-        torch.manual_seed(self.setup.drawn)
+        seeded(self.setup.drawn)
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step."""
@@ -130,8 +137,8 @@ class StepTrainer:
         positional, named = arguments(self.batch)
         with self._modes():
             assert self.setup.given.step is not None
-            loss: torch.Tensor = self.setup.given.step(self.called, self.optimizer, *positional, **named)
-        return loss.detach()
+            loss = self.setup.given.step(self.called, self.optimizer, *positional, **named)
+        return loss_of(loss, self.setup.given).detach()
 
     def _backward(self) -> torch.Tensor:
         """New gradients of the scaled loss. Gives the loss."""
@@ -142,7 +149,8 @@ class StepTrainer:
             positional, named = arguments(part)
             with _ranks.adding_up(self._wrapped, last=number == self.rung.parts):
                 with self._modes():
-                    loss = self.setup.given.loss(self.called, *positional, **named) / self.rung.parts
+                    loss = loss_of(self.setup.given.loss(self.called, *positional, **named), self.setup.given)
+                    loss = loss / self.rung.parts
                 self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         if self.second_stream:
@@ -170,7 +178,8 @@ class StepTrainer:
         if not isinstance(plain, torch.optim.Optimizer):
             raise UsageError(
                 f"{self.setup.source}: optimizer() gives a {type(plain).__name__}, not an optimizer of torch",
-                "give one with a group of parameters for each part of the model; a weight whose grad is None stays",
+                "give one of all weights; before a step that isn't to change a part of the model, step() sets the grad "
+                "of that part's weights to None",
             )
         options: dict[str, Any] = {}
         if self.rung.optimizer in ("fused", "foreach"):
@@ -230,10 +239,8 @@ def rebuilt(optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Opt
 
 def model_of(setup: StepSetup) -> torch.nn.Module:
     """The model on the device, in training, with weights that depend on the seed only."""
-    import torch
-
-    torch.manual_seed(setup.seed)
-    model = setup.given.model().to(setup.device).train()
+    seeded(setup.seed)
+    model = module_of(setup.given.model(), setup.source).to(setup.device).train()
     if setup.wide:
         model = model.double()
     return calmed(model) if setup.calm else model
@@ -243,13 +250,33 @@ def batch_of(setup: StepSetup) -> Any:
     """The batch on the device, which depends on the seed and the rank only."""
     import torch
 
-    torch.manual_seed(setup.seed + setup.rank * _ranks.APART_BY)
     wide = torch.float64 if setup.wide else None
 
     def placed(one: torch.Tensor) -> torch.Tensor:
-        return one.to(setup.device, wide if wide and one.is_floating_point() else one.dtype)
+        dtype = wide if wide and one.is_floating_point() else one.dtype
+        return one.to(setup.device, dtype, copy=True).requires_grad_(one.requires_grad)
 
-    return _mapped(setup.given.batch(), placed)
+    return _mapped(_kept_batch(setup.source, setup.size, setup.seed + setup.rank * _ranks.APART_BY), placed)
+
+
+@lru_cache(maxsize=2)
+def _kept_batch(source: str, size: int, seed: int) -> Any:
+    """What batch() gives after this seed, in the host's memory.
+
+    It is called once, since a loader goes on with each call: a rung and its reference must have the same batch.
+    """
+    seeded(seed)
+    return _mapped(given(source, size).batch(), lambda one: one.detach().cpu().requires_grad_(one.requires_grad))
+
+
+def seeded(seed: int) -> None:
+    """Set the seeds of torch, of Python's random, and of numpy's random where it is loaded."""
+    import torch
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def calmed(model: torch.nn.Module) -> torch.nn.Module:

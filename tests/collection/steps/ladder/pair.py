@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 import warnings
@@ -18,10 +19,12 @@ import torch
 from torch import distributed as dist
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _ranks, _reference, _rungs, _steps
+from harness.collection.steps.ladder import _learning, _ranks, _reference, _rungs, _steps
 from harness.collection.steps.ladder._code_ranks import Ranks
+from harness.collection.steps.ladder._declared import step_of
 from harness.collection.steps.ladder._rungs import FLOAT32
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, tensors_of
+from harness.collection.steps.training._curves import TrainingCurve
 from harness.collection.steps.training._ranks import data_parallel
 from harness.collection.steps.training._trainer import whole
 from harness.devices.cpu import Cpu
@@ -232,6 +235,42 @@ def programs() -> None:
         assert ("wrapped" in known) is not RUNGS[name].is_sharded
 
 
+def curves() -> None:
+    """The losses of trainings from a seed are the means over ranks, which begin alike and learn from all batches."""
+    known = step_of(op_of("attention", RANKS).variants["float32"])
+    assert known
+    place = (GROUP.rank, GROUP.size)
+
+    def made(**options: Any) -> TrainingCurve:
+        return _learning.trained(*known, "bfloat16", torch.device("cpu"), seed=1, steps=4, **options)
+
+    alone, together, again = made(place=(0, 1)), made(place=place), made(place=place)
+    assert together == again
+    assert len({*GROUP.exchange(repr(together.losses))}) == 1
+    setups = [setup_of("attention", rank=rank, calm=False, wide=False) for rank in range(RANKS)]
+    batches = [_learning.batches(setup) for setup in setups]
+    assert not torch.equal(batches[0][0][0], batches[1][0][0])
+    firsts = GROUP.exchange(first_loss(replace(setups[GROUP.rank], seed=1, world=1), batches[GROUP.rank][0]))
+    assert math.isclose(together.losses[0], sum(firsts) / RANKS, rel_tol=1e-5)
+    assert abs(together.losses[-1] - alone.losses[-1]) > 1e-4
+
+
+def sparse() -> None:
+    """Gradients of an embedding stay sparse where the host averages them, as in DistributedDataParallel."""
+    weight = torch.nn.Parameter(torch.zeros(4, 2))
+    torch.nn.functional.embedding(torch.tensor([GROUP.rank, 3]), weight, sparse=True).sum().backward()
+    _ranks._average([weight])
+    assert weight.grad.is_sparse
+    assert weight.grad.to_dense().tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [1.0, 1.0]]
+
+
+def first_loss(setup: StepSetup, batch: Sequence[torch.Tensor]) -> float:
+    trainer = StepTrainer(FLOAT32, setup)
+    for place, one in zip(tensors_of(trainer.batch), batch, strict=True):
+        place.copy_(one)
+    return float(trainer.loss_of_step())
+
+
 def forgotten() -> None:
     """If a rank fails, all forget what they keep, so that none waits for another one that needn't compute it anew."""
     with ready("attention", "float32") as session:
@@ -248,7 +287,7 @@ def forgotten() -> None:
     assert not _reference.reference_losses.cache_info().currsize
 
 
-CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, later, forgotten)
+CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, later, curves, sparse, forgotten)
 RARE = (exact_others, compiled, rehearsed, honest, batches, programs)
 """Checks that `make slow-test` makes: tests of one process have them of the same rungs."""
 

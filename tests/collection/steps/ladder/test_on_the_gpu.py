@@ -23,6 +23,7 @@ from harness.collection.steps.ladder._sheet import StepSheet
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue, Op
 from harness.processes.supervisor import Workers
+from harness.profile._procedure import profile
 from tests.collection.steps.ladder.conftest import STEPS
 
 pytestmark = pytest.mark.gpu
@@ -151,6 +152,28 @@ def test_rungs_are_right_on_two_gpus(tmp_path, kind, dtype, step):
     errors = {name: one.error for name, one in found.items() if one.status not in ("ok", "unsupported")}
     assert errors == {}
     assert any("communication" in dict(one.facts) for one in found.values())
+
+
+@pytest.mark.parametrize("tool", ["torch", "losses"])
+def test_tools_run_rungs_on_two_gpus(tmp_path, tool):
+    """Traces of both ranks are laid over each other, and trainings from seeds learn as float32 does."""
+    skip_without_two_gpus()
+    known = answered(str(STEPS / "attention.py"), world=2)
+    plugin = tmp_path / "ladder.py"
+    plugin.write_text(ladder.plugin(known))
+    jobs = [
+        Job(Case(known["name"], rung, "bfloat16", (("B", 8),), world=2)) for rung in ("float32", "amp", "graph", "fsdp")
+    ]
+    options = {"options": {"seeds": 3, "steps": 12}} if tool == "losses" else {}
+    found = profile(tool, jobs, device="cuda", plugins=[plugin], folder=tmp_path, told=lambda *_: None, **options)
+    assert {ran.case: ran.error for ran in found.cases if ran.status != "ok"} == {}
+    series = [dict(one.series) for one in found.attachments]
+    if tool == "torch":
+        assert [one["rank"] for one in series] == [(0, 1)] * 4
+        assert all(one["rank_sending"][0] + one["rank_computing"][0] > 0 for one in series)
+    else:
+        means = [statistics.fmean(one["means"]) for one in series]
+        assert means == [pytest.approx(means[0], rel=0.05)] * 4
 
 
 @pytest.mark.parametrize("rung", ["accumulate", "patched_graph", "compile", "patched_fsdp"])

@@ -124,8 +124,8 @@ def test_weights_that_are_never_used_are_told():
     [
         ("float32", 1, "the step itself fails, as the file has it"),
         ("float32", 2, "the step fails in DistributedDataParallel, on 2 devices"),
-        ("amp", 2, "the model fails under autocast, on 2 devices"),
-        ("fsdp", 2, "the model can't be trained in parts, by FSDP2, on 2 devices"),
+        ("amp", 2, "the step fails in DistributedDataParallel, on 2 devices"),
+        ("fused_optimizer", 2, "the step fails in DistributedDataParallel, on 2 devices"),
     ],
 )
 def test_an_error_says_what_several_ranks_have_to_do_with_it(rung, world, told):
@@ -135,3 +135,8 @@ def test_an_error_says_what_several_ranks_have_to_do_with_it(rung, world, told):
         raise AttributeError(message)
     assert raised.value.message == f"{told}: AttributeError: {message}"
     assert raised.value.advice.startswith("let loss or step call the model alone")
+    with (
+        pytest.raises(UsageError, match=r"by FSDP2, on 2 devices: ValueError: no"),
+        _steps.told(next(one for one in _rungs.rungs(of_parts="") if one.name == "fsdp"), 2),
+    ):
+        raise ValueError("no")

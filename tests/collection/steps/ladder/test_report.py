@@ -70,6 +70,17 @@ def test_rungs_that_may_be_as_fast_are_named(lines):
     assert not any("may be as fast" in note.text for note in report.verdicts(found))
 
 
+def test_a_rung_that_gains_nothing_for_sure_isnt_recommended(lines):
+    base, amp, other = (replace(timed(name, 0.1), samples=samples * 11) for name, samples in (
+        ("float32", (0.1, 0.12)), ("amp", (0.09, 0.12)), ("fused_optimizer", (0.2,))
+    ))  # fmt: skip
+    _, found = lines(base, amp, other, steps={})
+    assert report.fastest(found).case.variant == "float32"
+    (told,) = [note.text for note in report.verdicts(found)][:1]
+    assert told.startswith("No rung is surely faster than float32 (bfloat16, B32): ")
+    assert told.endswith(" These may be as fast, by 95% intervals that overlap: amp.")
+
+
 def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
     run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")
@@ -181,7 +192,7 @@ def test_several_devices_have_a_recommendation_of_their_own(make_run):
     assert "distributed" not in code.text
     told = "100.0 ms a step, 640.0 items a second on 2 devices, an efficiency of 80.0% (80.0% to 80.0%), 2.50x as fast"
     assert two.text.startswith(f"Use accumulate (bfloat16, B32, world=2): {told}")
-    assert two.text.endswith("Losses of longer trainings are compared on one device alone.")
+    assert two.text.endswith("--seeds 5 does so.")
     assert start.text == "torchrun --standalone --nproc-per-node=2 faster.py"
     for line in ("find_unused_parameters=True,", "with wrapped.no_sync() if number < 2 else nullcontext():"):
         assert line in other.text

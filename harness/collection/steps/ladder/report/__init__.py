@@ -42,10 +42,19 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
 def fastest(lines: Sequence[Line]) -> Line | None:
     """The fastest rung whose losses and gradients were right; None if none has a time.
 
-    A rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
+    It is the baseline where no rung is surely faster, by 95% intervals: a change that gains nothing isn't worth it. A
+    rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
     lie within the spread of the baseline's seeds.
     """
-    return next(iter(_right(lines)), None)
+    right = _right(lines)
+    base = next((line for line in right if line.case.variant == line.scenario.baseline), None)
+    return base if base and _overlap(base, right[0]) else next(iter(right), None)
+
+
+def _overlap(one: Line, other: Line) -> bool:
+    """Whether the 95% intervals of two times have something in common."""
+    first, second = one.subject.interval, other.subject.interval
+    return bool(first and second and first[0] <= second[1] and second[0] <= first[1])
 
 
 def _right(lines: Sequence[Line]) -> list[Line]:
@@ -113,6 +122,8 @@ def _told(group: Sequence[Line], best: Line) -> str:
     name, where = best.case.variant, f"{best.case.dtype}, {setting(best.case)}"
     took = units.seconds(best.result.time or 0.0)
     together = _together(best)
+    if base is best and any(line is not base for line in _right(group)):
+        return f"No rung is surely faster than {name} ({where}): {took} a step{together}.{_ties(group, best)}"
     if base is None or not base.result.time or base is best:
         return f"The fastest rung is {name} ({where}): {took} a step{together}.{_ties(group, best)}"
     gained = units.ratio(base.result.time / (best.result.time or 1.0))
@@ -125,8 +136,7 @@ def _told(group: Sequence[Line], best: Line) -> str:
 
 def _ties(group: Sequence[Line], best: Line) -> str:
     """Which rungs may be as fast as the best one, in a sentence with a space before it; '' for none."""
-    ends, others = best.subject.interval, (line for line in _right(group) if line is not best)
-    near = [line for line in others if ends and line.subject.interval and line.subject.interval[0] <= ends[1]]
+    near = [line for line in _right(group) if line is not best and _overlap(line, best)]
     more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
     names = ", ".join(line.case.variant for line in near[:_NAMED])
     return f" These may be as fast, by 95% intervals that overlap: {names}{more}." if near else ""
@@ -149,8 +159,6 @@ def _together(best: Line) -> str:
 def _of_seeds(group: Sequence[Line], best: Line) -> str:
     """What longer trainings say of a rung, in a sentence."""
     learned = _learned(group)
-    if learned is None and best.case.world > 1:
-        return "Losses of longer trainings are compared on one device alone."
     if learned is None:
         return "Losses of longer trainings weren't compared: --seeds 5 does so."
     steps, _, seeds = learned.baseline.plan

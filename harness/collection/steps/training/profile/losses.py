@@ -2,7 +2,7 @@
 
 Each case of a training op is trained from several seeds, on data that can be learned, with batches of a size of their
 own. Of the case, its model, dtype, choices and variant count. A user's step (`harness ladder`) is trained on a few
-batches that its file gives.
+batches that its file gives; a case of several devices is trained on all of them, each with batches of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from harness.collection.steps.training.profile.files import SUFFIX, CaseCurves, 
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.profile import RunCase, ToolOption
+from harness.ranks import ALONE, Group
 from harness.store import parse
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ OPTIONS = (
     ToolOption("batch", "size of a batch", 16),
 )
 EXAMPLES = ("--run reports/mine --only '*swin_tiny*' --batch 8",)
-A_FILE_A_CASE = ANY_MACHINE = VERDICTS = True
+A_FILE_A_CASE = ANY_MACHINE = VERDICTS = RANKS = True
 SUFFIXES = (SUFFIX,)
 POINTS = 60
 """The most points of a stored curve, each the mean of steps that follow each other."""
@@ -39,14 +40,22 @@ _DIGITS = 5
 """Decimals of a stored loss."""
 
 
-def running(
-    jobs: Sequence[Job], options: Mapping[str, int], files: Path, catalogue: Catalogue, device: Device
+def running(  # noqa: PLR0913, PLR0917 - as harness.profile.Ways says
+    jobs: Sequence[Job],
+    options: Mapping[str, int],
+    files: Path,
+    catalogue: Catalogue,
+    device: Device,
+    group: Group = ALONE,
 ) -> AbstractContextManager[RunCase]:
-    """A function that trains the case of a number from all seeds, and writes the file that `file_of` names."""
+    """A function that trains the case of a number from all seeds, and writes the file that `file_of` names.
+
+    group: the ranks of cases of several devices, all of which call the function.
+    """
     from harness.collection.steps.training.profile import trainings
 
     plan = LossPlan(options["steps"], options["seeds"], options["batch"], files)
-    return trainings.started([job.case for job in jobs], plan, catalogue, device)
+    return trainings.started([job.case for job in jobs], plan, catalogue, device, group)
 
 
 def refuse() -> None:

@@ -1,7 +1,8 @@
 """Trains the models of cases from several seeds. On a GPU several processes do so at a time.
 
 A step of eager torch waits for its host most of the time, so that processes beside each other hardly slow each other
-down. A user's step has the batch that it has, which may fill the device, so its trainings are made one by one.
+down. A user's step has the batch that it has, which may fill the device, so its trainings are made one by one. Of
+several devices each rank is a process that trains with the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from harness import devices
 from harness.collection.steps.ladder._declared import step_of
@@ -24,6 +26,7 @@ from harness.errors import described
 from harness.model import Case
 from harness.ops import Catalogue
 from harness.profile import RunCase
+from harness.ranks import ALONE, Group
 from harness.session import EndedError
 from harness.store import dump
 
@@ -34,11 +37,13 @@ _FIRST_SEED = 1
 
 
 @contextmanager
-def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device: Device) -> Iterator[RunCase]:
+def started(
+    every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device: Device, group: Group = ALONE
+) -> Iterator[RunCase]:
     """A function that writes the losses of the case of a number, counted from 1, once its trainings are over.
 
-    It raises EndedError for a case that can't be trained, and what a training raised. At the end of the context no
-    training begins any more.
+    group: the ranks of the cases; the first one writes. The function raises EndedError for a case that can't be
+    trained, and what a training raised. At the end of the context no training begins any more.
     """
     cases = dict(enumerate(every, 1))
     reasons = {number: _obstacle(case, catalogue) for number, case in cases.items()}
@@ -46,8 +51,9 @@ def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device:
     alone = any(_own_step(case, catalogue) for _, case in todo)
     count = 1 if alone else min(_processes(device), plan.seeds * len(todo))
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) if count > 1 else None
+    submitted = partial(_submitted, pool, device.kind, plan, group)
     made = {
-        number: [_submitted(pool, case, device.kind, seed, plan, _own_step(case, catalogue)) for seed in _seeds(plan)]
+        number: [submitted(case, seed, own=_own_step(case, catalogue)) for seed in _seeds(plan)]
         for number, case in todo
     }
 
@@ -58,6 +64,8 @@ def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device:
             curves = tuple(curve() for curve in made.pop(number))
         except MemoryError as error:
             raise EndedError("out_of_memory", str(error)) from None
+        if group.rank:
+            return
         own = _own_step(cases[number], catalogue)
         text = dump(CaseCurves(cases[number].id, plan.steps, own[1].size if own else plan.size, curves))
         file_of(plan.files, number).write_text(text, encoding="utf-8")
@@ -83,7 +91,9 @@ def _obstacle(case: Case, catalogue: Catalogue) -> str:
     own = _own_step(case, catalogue)
     if _ladders.rung_of(case.op, case.variant) is None and own is None:
         return "it isn't a step of a training"
-    if own and own[0].name in OF_RANKS:
+    if own is None and case.world > 1:
+        return "of several devices only users' steps are trained longer"
+    if own and own[0].name in OF_RANKS and case.world == 1:
         return "on one device it does what another rung does"
     unsupported = catalogue[case.op].variants[case.variant].unsupported
     return (unsupported(case) if unsupported else None) or ""
@@ -95,16 +105,24 @@ def _own_step(case: Case, catalogue: Catalogue) -> OwnStep | None:
 
 
 def _submitted(  # noqa: PLR0913, PLR0917 - what a training is made of
-    pool: ProcessPoolExecutor | None, case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | None
+    pool: ProcessPoolExecutor | None,
+    kind: str,
+    plan: LossPlan,
+    group: Group,
+    case: Case,
+    seed: int,
+    own: OwnStep | None,
 ) -> Callable[[], TrainingCurve]:
     """A function that waits for a training, or makes it if there is no other process to do so."""
     if pool is None:
-        return lambda: _trained(case, kind, seed, plan, own)
+        return lambda: _trained(case, kind, seed, plan, own, group)
     future: Future[TrainingCurve] = pool.submit(_trained, case, kind, seed, plan, own)
     return future.result
 
 
-def _trained(case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | None) -> TrainingCurve:
+def _trained(  # noqa: PLR0913, PLR0917 - as above
+    case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | None, group: Group = ALONE
+) -> TrainingCurve:
     """One training. It runs in any of the processes, so it raises only errors that can be sent to another one.
 
     These are MemoryError where the device has too little memory, and RuntimeError for all other causes.
@@ -114,7 +132,8 @@ def _trained(case: Case, kind: str, seed: int, plan: LossPlan, own: OwnStep | No
         if own:
             from harness.collection.steps.ladder import _learning
 
-            return _learning.trained(*own, case.dtype, device, seed=seed, steps=plan.steps)
+            place = (group.rank, group.size)
+            return _learning.trained(*own, case.dtype, device, seed=seed, steps=plan.steps, place=place)
         return _curves.trained(case, device, size=plan.size, seed=seed, steps=plan.steps)
     except Exception as error:
         if is_out_of_memory(error):

@@ -126,7 +126,8 @@ def _group(rungs: Sequence[RungLosses], baseline: str) -> LossGroup:
     held_to = next((rung for rung in rungs if rung.name == baseline), rungs[0])
     case = held_to.line.case
     # The batch of the trainings isn't the case's.
-    named = ", ".join(filter(None, [case.dtype, case.choices_text.replace(",", ", ")]))
+    several = f"{case.world} devices" if case.world > 1 else ""
+    named = ", ".join(filter(None, [case.dtype, case.choices_text.replace(",", ", "), several]))
     return LossGroup(named, held_to, tuple(rungs))
 
 

@@ -1,0 +1,126 @@
+"""Which cases `harness profile` runs under a tool: of scenarios, or of a run, as far as the tool takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.model import Job
+
+Chosen = Sequence[str] | None
+
+
+def planned(
+    scenarios: Path | Sequence[str],
+    tool: str,
+    device: str | None,
+    plugins: tuple[Path, ...],
+    *,
+    only: Chosen,
+    variants: Chosen,
+) -> tuple[list[Job], str]:
+    """The cases of scenarios, or of a run's folder, that a tool takes, and the kind of device."""
+    if isinstance(scenarios, Path):
+        return of_run(scenarios, tool, only=only, variants=variants)
+    from harness import devices, scenario
+    from harness.cli import values
+    from harness.ops import Catalogue
+
+    catalogue = Catalogue(plugins)
+    kind = devices.choose(device)
+    definitions = scenario.load(scenario.find(scenarios), catalogue)
+    selection = scenario.Selection(device=kind, only=tuple(only or ()), variants=values.names(list(variants or ())))
+    return _taken(tool, scenario.plan(definitions, catalogue, selection).jobs), kind
+
+
+def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
+    """The cases of a run that have a time and that a tool takes, and its kind of device.
+
+    Tells how many other cases the run has.
+    """
+    from harness import units
+    from harness.cli import values
+    from harness.model import Job
+    from harness.ops import known_cases
+
+    run = known_cases.load(folder)
+    named = values.names(list(variants or ()))
+    meant = [
+        result
+        for result in run.results
+        if (not only or any(result.case.matches(glob) for glob in only)) and (not named or result.case.variant in named)
+    ]
+    if not meant:
+        raise UsageError(f"{folder}: no case is like that", "leave out --only and --variants to have all")
+    timed = [result for result in meant if result.status == "ok"]
+    if not timed:
+        raise UsageError(f"{folder}: no case has a time", "correct what its report says of them first")
+    if less := len(meant) - len(timed):
+        typer.echo(f"left out: {units.plural(less, 'case')} without a time", err=True)
+    return _taken(tool, [Job(result.case) for result in timed]), run.header.machine.kind
+
+
+def refuse_another(
+    folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], *, same_kind: bool = False
+) -> None:
+    """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed.
+
+    same_kind: whether another machine with the same device will do.
+    """
+    from harness import devices
+    from harness.ops import Catalogue, known_cases
+    from harness.ops.codes import codes
+
+    catalogue = Catalogue(plugins)
+    run = known_cases.load(folder)
+    machine = devices.kinds()[devices.choose(kind)].machine()
+    again = "measure anew: harness profile TOOL SCENARIO, without --run"
+    timed_on = run.header.machine
+    same = machine.name == timed_on.name if same_kind else machine.fingerprint == timed_on.fingerprint
+    if not same:
+        raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
+    wanted = {job.case.id for job in jobs}
+    timed = {(m.case.op, m.case.variant): m.code for m in run.measurements if m.case.id in wanted and m.code}
+    here = codes((op for name, op in catalogue.items() if name in {op for op, _ in timed}), kind)
+    for (name, variant), code in timed.items():
+        if name not in catalogue or variant not in catalogue[name].variants:
+            raise UsageError(f"{folder}: has cases of '{name}/{variant}', which isn't here", "name its file by --ops")
+        if here.get((name, variant)) != code:
+            raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
+
+
+def _taken(tool: str, jobs: Sequence[Job]) -> list[Job]:
+    """The cases that a tool takes: all, or those of one device. Raises UsageError if there is none."""
+    from harness.profile import Ways, tools
+
+    if Ways.of(tools()[tool]).ranks:
+        return list(jobs)
+    alone = [job for job in jobs if job.case.world == 1]
+    if not alone:
+        with_ranks = ", ".join(name for name, one in tools().items() if Ways.of(one).ranks)
+        raise UsageError(
+            f"every case is one of several devices, which {tool} doesn't take",
+            f"profile cases with world=1, or take another tool: {with_ranks}",
+        )
+    if less := len(jobs) - len(alone):
+        typer.echo(f"left out: {less} of several devices", err=True)
+    return alone
+
+
+def refuse_ranks(recorded: Sequence[int], jobs: Sequence[Job]) -> None:
+    """Raise UsageError if none of the ranks that are to be recorded is one of a case, or if no case has ranks."""
+    worlds = sorted({job.case.world for job in jobs} - {1})
+    if not recorded:
+        return
+    asked = ",".join(map(str, recorded))
+    if not worlds:
+        raise UsageError(f"--ranks {asked}: every case is of one device", "leave --ranks out")
+    if recorded[0] >= worlds[0]:
+        has = f"a case of {worlds[0]} devices has the ranks 0 to {worlds[0] - 1}"
+        raise UsageError(f"--ranks {asked}: {has}", "name one of these, or choose other cases by --only")

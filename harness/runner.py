@@ -18,6 +18,7 @@ from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
 from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenario, Warning
+from harness.ops import MODES
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes import lock
@@ -26,6 +27,8 @@ from harness.scenario import Plan
 from harness.store import Writer, soundness
 
 _CORES_AHEAD = 4
+_CASES_AHEAD = 8
+"""Cases before the end of a pass at which the next process starts: short ones take half a second each, torch three."""
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
@@ -71,8 +74,11 @@ class Measurers(Protocol):
     def limits_again(self, start: Limits, note: Callable[[str, float], None]) -> Limits:
         """The same limits, with some measured again."""
 
-    def begin_next(self) -> None:
-        """Start the process that comes after the next `restart`: it loads torch, and leaves the device alone."""
+    def begin_next(self, *, compiler: bool = False) -> None:
+        """Start the process that comes after the next `restart`: it loads torch, and leaves the device alone.
+
+        compiler: load torch's compiler as well.
+        """
 
     def restart(self) -> None:
         """Go on in a fresh process."""
@@ -180,19 +186,19 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
     ahead = _loads_ahead(header.machine, request.todo)
     if not limits:
         if ahead:
-            workers.begin_next()
+            workers.begin_next(compiler=_compiles(request.todo))
         limits = _limits(workers, request.needs, observer, fresh=request.fresh)
         header = replace(header, limits=limits)
         writer.update(header)
     observer.limited(limits)
-    for process, tasks in groupby(request.todo, key=lambda task: task[0]):
+    passes = [(process, list(tasks)) for process, tasks in groupby(request.todo, key=lambda task: task[0])]
+    for place, (process, tasks) in enumerate(passes, 1):
         # Fresh also after the limits: what a process allocated before decides where its next buffers lie, and that
         # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
-        jobs = [job for _, job in tasks]
-        for number, job in enumerate(jobs, 1):
-            if ahead and number == len(jobs):
-                workers.begin_next()
+        for number, (_, job) in enumerate(tasks):
+            if ahead and number == max(0, len(tasks) - _CASES_AHEAD):
+                workers.begin_next(compiler=place < len(passes) and _compiles(tasks))
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
             measurement = judged(measured, limits)
@@ -211,6 +217,11 @@ def _loads_ahead(machine: Machine, todo: Sequence[_Task]) -> bool:
     """
     roomy = machine.cpu_count >= _CORES_AHEAD and not devices.kinds()[machine.kind].on_host
     return roomy and all(job.case.world == 1 for _, job in todo)
+
+
+def _compiles(tasks: Sequence[_Task]) -> bool:
+    """Whether a case calls torch.compile, whose modules take as long to load as torch itself."""
+    return any(job.case.variant in MODES for _, job in tasks)
 
 
 def _limits(

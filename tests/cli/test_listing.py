@@ -145,6 +145,14 @@ def test_ops_of_a_plug_in_are_listed_with_it_alone() -> None:
     assert f"({count + 1} variants, plans to tune)" in listed("ops", "--ops", str(EXAMPLE))
 
 
+def test_scenarios_of_an_op_are_all_found_in_the_files_that_name_it() -> None:
+    every = overview()
+    for op in ("softmax", "prelu", "rms_norm"):
+        read = overview(op)
+        assert [entry.name for entry in read if entry.op == op] == [entry.name for entry in every if entry.op == op]
+        assert len(read) < len(every) / 2
+
+
 def test_one_scenario_in_detail() -> None:
     words = {line.split()[0]: line for line in listed("scenario", "quick").splitlines()}
     assert words["shapes"].endswith("N=8, C=64, H=56, W=56")

@@ -81,6 +81,14 @@ def test_a_table_of_another_device_is_refused_before_anything_is_timed(tmp_path:
     assert "round" not in result.output
 
 
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = invoke(*SEARCH, f"--output={tmp_path / 'file' / 'table.json'}")
+    assert result.exit_code == 2, result.output
+    assert "table.json: can't be written: " in " ".join(result.output.split())
+    assert "round" not in result.output
+
+
 def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output

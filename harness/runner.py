@@ -41,6 +41,7 @@ class _Request:
     codes: Codes
     needs: Needs
     fresh: bool
+    before_end: Callable[[], object]
 
 
 class Observer(Protocol):
@@ -103,11 +104,13 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     fresh: bool = False,
     observer: Observer,
     workers: Measurers | None = None,
+    before_end: Callable[[], object] = lambda: None,
 ) -> Run:
     """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what it holds isn't measured again.
 
     command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
-    workers: who measures; processes of the runner's own unless told.
+    workers: who measures; processes of the runner's own unless told. before_end: called when all cases are measured,
+    to prepare what follows the run, where that doesn't disturb the streams that are measured last.
     Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
     don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever it raises, the folder holds what was measured
     until then.
@@ -126,7 +129,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         if todo or not header.finished:
             measurers: Measurers = workers or Workers(device, plugins)
             with lock.held(devices.kinds()[device], range(most_ranks(plan.jobs))), measurers as own:
-                request = _Request(header, todo, code_of, needs(plan), fresh)
+                request = _Request(header, todo, code_of, needs(plan), fresh, before_end)
                 _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
@@ -204,6 +207,8 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
             measurement = judged(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
+    if ahead:
+        request.before_end()
     workers.restart()
     observer.note("streams once more, to see whether they drifted")
     limits = _limits(workers, request.needs, observer, start=limits)

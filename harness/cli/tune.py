@@ -219,9 +219,9 @@ def _sized(op: Op, text: str) -> Setting:
 
     if not _SIZES.fullmatch(text):
         raise UsageError(f"--sizes {text}: aren't sizes", "write them as in --sizes M=1024,N=4096")
-    pairs = [tuple(part.split("=")) for part in text.split(",")]
-    given = dict(pairs)
-    if wrong := _wrong(op, [name for name, _ in pairs], given):
+    parts = [part.partition("=") for part in text.split(",")]
+    given = {name: value for name, _, value in parts}
+    if wrong := _wrong(op, [name for name, _, _ in parts], given):
         also = f" and the choices {', '.join(op.choices)}" if op.choices else ""
         raise UsageError(
             f"--sizes {text}: {wrong}; op '{op.name}' has the sizes {', '.join(op.symbols)}{also}",

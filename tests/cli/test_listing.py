@@ -106,7 +106,7 @@ def test_a_misspelt_command_is_told_the_nearest() -> None:
 
 
 def test_what_is_listed_is_told_to_who_takes_it_for_a_command() -> None:
-    named = {command.name or command.callback.__name__ for command in listing.app.registered_commands}  # type: ignore[union-attr]
+    named = {command.name or command.callback.__name__ for command in listing.app.registered_commands}
     assert {*LISTED} == named - {"everything"}
     result = CliRunner().invoke(app, ["op", "softmax"])
     assert result.exit_code == 2

@@ -132,9 +132,9 @@ def test_a_variant_must_be_named_only_where_several_have_plans() -> None:
     tuned = op.variants["tuned"]
     assert tune._with_plans(op, None) == "tuned"
     two = SimpleNamespace(name="chunked", variants={**op.variants, "other": tuned})
-    assert tune._with_plans(two, "other") == "other"  # type: ignore[arg-type]
+    assert tune._with_plans(two, "other") == "other"
     with pytest.raises(UsageError, match="several variants of op 'chunked' have plans") as caught:
-        tune._with_plans(two, None)  # type: ignore[arg-type]
+        tune._with_plans(two, None)
     assert caught.value.advice == "add --variant tuned or other"
 
 

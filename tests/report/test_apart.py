@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import runpy
 import signal
@@ -66,8 +67,8 @@ def test_the_process_loads_libraries_waits_for_a_line_and_goes_on_as_the_command
     def noted(what: int, how: Callable[..., object] | int) -> None:
         done.append((what, how))
 
-    monkeypatch.setattr(apart.importlib, "import_module", missing)
-    monkeypatch.setattr(apart.signal, "signal", noted)
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(signal, "signal", noted)
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: done.append(f"run {name}"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(line))
     apart.main()

@@ -148,9 +148,9 @@ def test_ops_of_a_plug_in_are_listed_with_it_alone() -> None:
 def test_scenarios_of_an_op_are_all_found_in_the_files_that_name_it() -> None:
     every = overview()
     for op in ("softmax", "prelu", "rms_norm"):
-        read = overview(op)
+        read = overview(f"op: {op}")
         assert [entry.name for entry in read if entry.op == op] == [entry.name for entry in every if entry.op == op]
-        assert len(read) < len(every) / 2
+        assert len(read) < len(every) / 4
 
 
 def test_one_scenario_in_detail() -> None:

@@ -18,6 +18,7 @@ from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
 from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenario, Warning
+from harness.ops import MODES
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes import lock
@@ -26,6 +27,8 @@ from harness.scenario import Plan
 from harness.store import Writer, soundness
 
 _CORES_AHEAD = 4
+_CASES_AHEAD = 8
+"""Cases before the end of a pass at which the next process starts: short ones take half a second each, torch three."""
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
@@ -38,6 +41,7 @@ class _Request:
     codes: Codes
     needs: Needs
     fresh: bool
+    before_end: Callable[[], object]
 
 
 class Observer(Protocol):
@@ -71,8 +75,11 @@ class Measurers(Protocol):
     def limits_again(self, start: Limits, note: Callable[[str, float], None]) -> Limits:
         """The same limits, with some measured again."""
 
-    def begin_next(self) -> None:
-        """Start the process that comes after the next `restart`: it loads torch, and leaves the device alone."""
+    def begin_next(self, *, compiler: bool = False) -> None:
+        """Start the process that comes after the next `restart`: it loads torch, and leaves the device alone.
+
+        compiler: load torch's compiler as well.
+        """
 
     def restart(self) -> None:
         """Go on in a fresh process."""
@@ -97,11 +104,13 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     fresh: bool = False,
     observer: Observer,
     workers: Measurers | None = None,
+    before_end: Callable[[], object] = lambda: None,
 ) -> Run:
     """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what it holds isn't measured again.
 
     command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
-    workers: who measures; processes of the runner's own unless told.
+    workers: who measures; processes of the runner's own unless told. before_end: called when all cases are measured,
+    to prepare what follows the run, where that doesn't disturb the streams that are measured last.
     Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
     don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever it raises, the folder holds what was measured
     until then.
@@ -120,7 +129,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         if todo or not header.finished:
             measurers: Measurers = workers or Workers(device, plugins)
             with lock.held(devices.kinds()[device], range(most_ranks(plan.jobs))), measurers as own:
-                request = _Request(header, todo, code_of, needs(plan), fresh)
+                request = _Request(header, todo, code_of, needs(plan), fresh, before_end)
                 _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
@@ -180,24 +189,26 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
     ahead = _loads_ahead(header.machine, request.todo)
     if not limits:
         if ahead:
-            workers.begin_next()
+            workers.begin_next(compiler=_compiles(request.todo))
         limits = _limits(workers, request.needs, observer, fresh=request.fresh)
         header = replace(header, limits=limits)
         writer.update(header)
     observer.limited(limits)
-    for process, tasks in groupby(request.todo, key=lambda task: task[0]):
+    passes = [(process, list(tasks)) for process, tasks in groupby(request.todo, key=lambda task: task[0])]
+    for place, (process, tasks) in enumerate(passes, 1):
         # Fresh also after the limits: what a process allocated before decides where its next buffers lie, and that
         # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
-        jobs = [job for _, job in tasks]
-        for number, job in enumerate(jobs, 1):
-            if ahead and number == len(jobs):
-                workers.begin_next()
+        for number, (_, job) in enumerate(tasks):
+            if ahead and number == max(0, len(tasks) - _CASES_AHEAD):
+                workers.begin_next(compiler=place < len(passes) and _compiles(tasks))
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
             measurement = judged(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
+    if ahead:
+        request.before_end()
     workers.restart()
     observer.note("streams once more, to see whether they drifted")
     limits = _limits(workers, request.needs, observer, start=limits)
@@ -211,6 +222,11 @@ def _loads_ahead(machine: Machine, todo: Sequence[_Task]) -> bool:
     """
     roomy = machine.cpu_count >= _CORES_AHEAD and not devices.kinds()[machine.kind].on_host
     return roomy and all(job.case.world == 1 for _, job in todo)
+
+
+def _compiles(tasks: Sequence[_Task]) -> bool:
+    """Whether a case calls torch.compile, whose modules take as long to load as torch itself."""
+    return any(job.case.variant in MODES for _, job in tasks)
 
 
 def _limits(

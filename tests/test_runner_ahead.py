@@ -24,8 +24,8 @@ class Remembering:
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def remembered(*_: object, **__: object) -> Limits:
-            self.asked.append(name)
+        def remembered(*_: object, compiler: bool = False, **__: object) -> Limits:
+            self.asked.append(f"{name} with compiler" if compiler else name)
             return Limits()
 
         return remembered
@@ -44,7 +44,7 @@ class Remembering:
     ("on_host", "cores", "world", "ahead"),
     [(False, 16, 1, True), (True, 16, 1, False), (False, 2, 1, False), (False, 16, 2, False)],
 )
-def test_a_next_process_starts_before_the_last_case(
+def test_a_next_process_starts_during_a_short_pass(
     tmp_path: Path,
     job: MakeJob,
     run_jobs: RunJobs,
@@ -59,7 +59,25 @@ def test_a_next_process_starts_before_the_last_case(
     monkeypatch.setattr(Cpu, "on_host", on_host)
     workers = Remembering()
     jobs = [replace(each, case=replace(each.case, world=world)) for each in (job("fine", n=4096), job("fine", n=4097))]
-    run_jobs(tmp_path / "run", *jobs, repeat=2, workers=workers)
+    run_jobs(tmp_path / "run", *jobs, repeat=2, workers=workers, before_end=lambda: workers.asked.append("report"))
     begin = ["begin_next"] if ahead else []
-    measured = [["restart", f"measure {number}", *begin, f"measure {number}"] for number in (0, 1)]
-    assert workers.asked == [*begin, "limits", *measured[0], *measured[1], "restart", "limits_again"]
+    report = ["report"] if ahead else []
+    measured = [["restart", *begin, f"measure {number}", f"measure {number}"] for number in (0, 1)]
+    assert workers.asked == [*begin, "limits", *measured[0], *measured[1], *report, "restart", "limits_again"]
+
+
+def test_a_next_process_starts_a_few_cases_before_the_end_and_loads_a_compiler_that_its_cases_need(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = devices.kinds()["cpu"].machine()
+    monkeypatch.setattr(Cpu, "machine", lambda _self: replace(machine, cpu_count=16))
+    monkeypatch.setattr(Cpu, "on_host", False)
+    workers = Remembering()
+    jobs = [job("fine", n=4096 + number) for number in range(12)]
+    compiled = replace(jobs[3], case=replace(jobs[3].case, variant="compile"))
+    run_jobs(tmp_path / "run", *jobs[:3], compiled, *jobs[4:], repeat=2, workers=workers)
+    passes = [
+        ["restart", *[f"measure {number}"] * 4, begin, *[f"measure {number}"] * 8]
+        for number, begin in enumerate(["begin_next with compiler", "begin_next"])
+    ]
+    assert workers.asked == ["begin_next with compiler", "limits", *passes[0], *passes[1], "restart", "limits_again"]

@@ -146,7 +146,7 @@ class Here:
         """The same limits, with some measured again."""
         return limits.again(self._device, start)
 
-    def begin_next(self) -> None:
+    def begin_next(self, *, compiler: bool = False) -> None:
         """Do nothing: no process comes."""
 
     def restart(self) -> None:

@@ -51,7 +51,9 @@ def _of_op(found: Op) -> Iterator[tuple[str, list[Row]]]:
     yield "dtypes", [(", ".join(found.dtypes),)]
     variants = found.variants.values()
     yield "variants", [(v.name, v.role, ",".join(v.devices), ",".join(v.rows), v.summary) for v in variants]
-    measured = [entry.name for entry in overview() if entry.op == found.name]
+    if tuned := [variant.name for variant in variants if variant.tuning]:
+        yield "plans", [(f"of {', '.join(tuned)}: 'harness tune {found.name}' searches the fastest on a GPU",)]
+    measured = [entry.name for entry in overview(f"op: {found.name}") if entry.op == found.name]
     yield "scenarios", [(", ".join(measured) or "none of the bundled ones",)]
     if found.file:
         yield "file", [(str(found.file),)]

@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 from harness.cli.streams import silence, tell
 from harness.errors import NO_EXIT, Exit, HarnessError, InputError, clipped, described
 
+LISTED = ("ops", "op", "scenarios", "scenario", "formats", "devices")
+"""The commands of `harness list`."""
 _LONGEST = 20_000  # characters of a message, which may be a compiler's log
 
 
@@ -74,6 +76,12 @@ class Commands(QuickGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click calls it so
         """The names of all commands, none of which is imported."""
         return list(self.FILES)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first argument names. What `list` lists is no command, so that is said."""
+        if args and args[0] in LISTED:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean 'list {args[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for. Raises typer.Exit with the code of the error, if there is one."""

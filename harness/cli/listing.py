@@ -124,7 +124,8 @@ def _ops(plugins: Sequence[Path] = ()) -> Iterator[Row]:
     from harness.ops import Catalogue
 
     for op in Catalogue(plugins).values():
-        yield op.name, f"{op.summary} ({plural(len(op.variants), 'variant')})"
+        plans = ", plans to tune" if any(variant.tuning for variant in op.variants.values()) else ""
+        yield op.name, f"{op.summary} ({plural(len(op.variants), 'variant')}{plans})"
 
 
 def _scenarios() -> Iterator[Row]:

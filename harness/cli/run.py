@@ -146,11 +146,13 @@ def measured(plan: Plan, again: str, *, folder: Path, quiet: bool, json: str | N
     request: what `runner.run` takes besides.
     """
     from harness import units
+    from harness.report.apart import Apart
 
     began = time.monotonic()
-    run = _measure(plan, again, folder=folder, quiet=quiet, **request)
+    report = Apart(folder, request["plugins"])
+    run = _measure(plan, again, folder=folder, quiet=quiet, before_end=report.begin, **request)
     _print(run, json, quiet)
-    write_report(folder, request["plugins"])
+    _exit_if(report.write())
     if not quiet:
         took = timedelta(seconds=round(time.monotonic() - began))
         typer.echo(f"{units.plural(len(run.measurements), 'measurement')}, {took}", err=True)
@@ -227,7 +229,11 @@ def write_report(folder: Path, plugins: Sequence[Path]) -> None:
     """
     from harness.report.apart import write_apart
 
-    if code := write_apart(folder, plugins):
+    _exit_if(write_apart(folder, plugins))
+
+
+def _exit_if(code: int) -> None:
+    if code:
         raise typer.Exit(code)
 
 

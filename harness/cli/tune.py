@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,7 @@ _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = re.compile(r"\w+=[\w.+-]+(,\w+=[\w.+-]+)*")
 _SIZE = re.compile(r"[0-9]{1,19}")
+_ARCH = re.compile(r"(?:(?:sm|compute)_?)?([0-9]{1,2})\.?([0-9])[af]?")
 _SHOWN = 12  # plans of a case that --dry-run lists
 
 
@@ -54,7 +55,9 @@ def command(
     op: Annotated[
         str, typer.Argument(metavar="OP", help="The op whose plans are searched.", autocompletion=completion.ops)
     ],
-    variant: Annotated[str, typer.Option(metavar="NAME", help="The variant with the plans.")] = "tuned",
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant whose plans are searched, if several have plans.")
+    ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Tune for the sizes of these scenarios. Default: the op's own."),
@@ -103,10 +106,12 @@ def command(
         op, variant, "cuda" if arch else _device(device), tuple(ops or ()), scenario, sizes, values.names(dtype)
     )
     wanted = replace(wanted, timing=timing, seconds=budget or float("inf"), output=output)
-    with follow(open_console(err=True)) as observer, cuda.assuming(known(arch)) if arch else nullcontext():
+    assumed = cuda.assuming(known(_spelt(arch))) if arch else nullcontext()
+    with follow(open_console(err=True)) as observer, assumed:
         found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
     if isinstance(found, tuple):
         typer.echo("\n".join(line for each in found for line in (*_lines(each), "")))
+        search.refuse_none(wanted, found)
         typer.echo(_needed(found, timing))
         return
     _tell(found)
@@ -128,9 +133,15 @@ def _timing(precision: float | None, max_time: float | None) -> Timing:
     return Timing(precision or usual.precision, max_time or usual.max_time)
 
 
+def _spelt(arch: str) -> str:
+    """An architecture as the compiler spells it, also where 90, 9.0, sm90 or sm_90a is written."""
+    found = _ARCH.fullmatch(arch.lower())
+    return f"sm_{found[1]}{found[2]}" if found else arch
+
+
 def _asked(
     name: str,
-    variant: str,
+    wanted: str | None,
     device: str,
     plugins: tuple[Path, ...],
     scenarios: Sequence[str] | None,
@@ -144,12 +155,13 @@ def _asked(
     if name not in catalogue:
         raise UsageError(f"no op is named '{name}'", nearest(name, catalogue))
     found = catalogue[name]
-    if variant not in found.variants:
-        with_plans = [each for each, one in found.variants.items() if one.tuning]
-        raise UsageError(f"op '{name}' has no variant '{variant}'", nearest(variant, with_plans))
+    variant = _with_plans(found, wanted)
     if not found.variants[variant].runs_on(device):
         kinds = ", ".join(found.variants[variant].devices)
-        raise UsageError(f"{name}/{variant} doesn't run on '{device}'", f"it runs on: {kinds}; --arch needs no GPU")
+        raise UsageError(
+            f"{name}/{variant} doesn't run on '{device}', only on: {kinds}",
+            "'harness env' says what a GPU lacks here; --dry-run --arch sm_90 lists the plans without a GPU",
+        )
     for dtype in dtypes:
         if dtype not in found.dtypes:
             raise UsageError(f"--dtype: op '{name}' has no dtype '{dtype}'", nearest(dtype, found.dtypes))
@@ -159,6 +171,25 @@ def _asked(
         given = [pair for pair in _of_scenarios(found, catalogue, scenarios) if not dtypes or pair[0] in dtypes]
     cases = dict.fromkeys(_case(found, variant, dtype, setting, device) for dtype, setting in given)
     return ToTune(name, variant, tuple(cases), device, plugins)
+
+
+def _with_plans(op: Op, wanted: str | None) -> str:
+    """The variant to search: the one that is wanted, or else the only one with plans."""
+    known = [name for name, variant in op.variants.items() if variant.tuning]
+    if wanted and wanted not in op.variants:
+        raise UsageError(f"op '{op.name}' has no variant '{wanted}'", nearest(wanted, known or op.variants))
+    if not known:
+        raise UsageError(
+            f"no variant of op '{op.name}' has plans to search",
+            "'harness list ops' says which ops have plans; a variant of yours declares its plans by tuning=Tuning(...)",
+        )
+    if wanted and wanted not in known:
+        raise UsageError(
+            f"variant '{wanted}' of op '{op.name}' has no plans to search", f"with plans: {', '.join(known)}"
+        )
+    if not wanted and len(known) > 1:
+        raise UsageError(f"several variants of op '{op.name}' have plans", f"add --variant {' or '.join(known)}")
+    return wanted or known[0]
 
 
 def _of_scenarios(op: Op, catalogue: Any, names: Sequence[str] | None) -> list[tuple[str, Setting]]:
@@ -188,16 +219,31 @@ def _sized(op: Op, text: str) -> Setting:
 
     if not _SIZES.fullmatch(text):
         raise UsageError(f"--sizes {text}: aren't sizes", "write them as in --sizes M=1024,N=4096")
-    given = {name: value for name, _, value in (part.partition("=") for part in text.split(","))}
-    chosen = {name: _chosen(op, name, given.pop(name, None)) for name in op.choices}
-    sizes = {name: int(value) for name, value in given.items() if _SIZE.fullmatch(value)}
-    least = {name: 0 if name in op.defaults else 1 for name in op.symbols}
-    if {*given} != {*op.symbols} or any(sizes.get(name, -1) < least[name] for name in op.symbols):
+    parts = [part.partition("=") for part in text.split(",")]
+    given = {name: value for name, _, value in parts}
+    if wrong := _wrong(op, [name for name, _, _ in parts], given):
         also = f" and the choices {', '.join(op.choices)}" if op.choices else ""
         raise UsageError(
-            f"--sizes {text}: op '{op.name}' has the sizes {', '.join(op.symbols)}{also}", "give each size, from 1 on"
+            f"--sizes {text}: {wrong}; op '{op.name}' has the sizes {', '.join(op.symbols)}{also}",
+            "give each size once, as a whole number from 1 on",
         )
-    return Setting(tuple((symbol, sizes[symbol]) for symbol in op.symbols), tuple(chosen.items()))
+    chosen = {name: _chosen(op, name, given.get(name)) for name in op.choices}
+    return Setting(tuple((symbol, int(given[symbol])) for symbol in op.symbols), tuple(chosen.items()))
+
+
+def _wrong(op: Op, names: Sequence[str], given: Mapping[str, str]) -> str:
+    """What is wrong with sizes as they are written; '' if nothing is."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return f"{twice} is given twice"
+    if unknown := next((name for name in names if name not in op.symbols and name not in op.choices), None):
+        return f"there is no {unknown}"
+    if lacking := [symbol for symbol in op.symbols if symbol not in given]:
+        return f"{', '.join(lacking)} is missing" if len(lacking) == 1 else f"{', '.join(lacking)} are missing"
+    for symbol in op.symbols:
+        least = 0 if symbol in op.defaults else 1
+        if not _SIZE.fullmatch(given[symbol]) or int(given[symbol]) < least:
+            return f"{symbol} can't be {given[symbol]}"
+    return ""
 
 
 def _chosen(op: Op, name: str, text: str | None) -> Value:
@@ -227,7 +273,7 @@ def _lines(each: Listed) -> list[str]:
 
     good = [one for one in each.candidates if not one.dropped]
     if not each.candidates:
-        return [f"{each.case.id}: no plan"]
+        return [f"{each.case.id}: no plan: {each.obstacle}"]
     rows = [("plan", "registers", "shared", "")]
     rows += [
         (one.text, str(one.registers or ""), str(one.shared or ""), "by the rule" if one.rule else "")

@@ -220,7 +220,9 @@ def _check(prepared: _Prepared, device: str, observer: Observer) -> list[tuple[s
             observer.started(job, 0)
             found.append((kind, workers.measure(job, timed=False)))
             observer.finished(found[-1][1])
-            if found[-1][1].status in FAILED and not (kind == "unseen" and verdict.declines(found[-1][1])):
+            status = found[-1][1].status
+            fails = status in FAILED and not (kind == "unseen" and verdict.declines(found[-1][1]))
+            if fails or verdict.is_out(kind, status):
                 break
     return found
 

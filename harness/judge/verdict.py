@@ -49,9 +49,9 @@ class Ruling:
         return self._judgement(verdict, f"{verdict.replace('_', ' ')}: {why}", tuple(checked))
 
     def of_checks(self, found: Iterable[tuple[str, Measurement]]) -> Judgement | None:
-        """The judgement of a candidate that fails a check; None if it fails none."""
+        """The judgement of a candidate that fails a check, or can't run at the given sizes; None for another one."""
         checked = checks(found)
-        bad = next((one for one in checked if one.status in FAILED), None)
+        bad = next((one for one in checked if one.status in FAILED or is_out(one.sizes, one.status)), None)
         return self.ended(_verdict(bad.status), f"{bad.why} ({bad.case})", checked) if bad else None
 
     def of_run(self, run: Run, found: Iterable[tuple[str, Measurement]], calls: Calls | None) -> Judgement:
@@ -118,6 +118,11 @@ def declines(measurement: Measurement) -> bool:
     if measurement.status == "crashed":
         return bool(_DECLINED.match(measurement.error or ""))
     return measurement.status == "unsupported"
+
+
+def is_out(sizes: str, status: str) -> bool:
+    """Whether a candidate can't run at sizes that it was given, so that torch's times at these help nobody."""
+    return sizes == "given" and status == "unsupported"
 
 
 def checks(found: Iterable[tuple[str, Measurement]]) -> tuple[Checked, ...]:

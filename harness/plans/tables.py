@@ -61,13 +61,21 @@ def _parsed(text: bytes) -> PlanTable | None:
 
 
 def read(file: Path, device: str) -> PlanTable:
-    """The table in a file that is to be written; an empty one if there is no file.
+    """The table in a file that is to be written; an empty one if there is no file. Its folder is made.
 
-    Raises UsageError for a file that isn't a table, or that is another device's.
+    Raises UsageError for a file that isn't a table, that is another device's, or that can't be written.
     """
     from harness import store
 
-    if not file.is_file():
+    is_there = file.is_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+        if not is_there:
+            file.unlink()
+    except OSError as error:
+        raise UsageError(f"{file}: can't be written: {error.strerror}", "name another file") from None
+    if not is_there:
         return PlanTable(device)
     try:
         found = store.parse(PlanTable, file.read_bytes())

@@ -10,11 +10,13 @@ import argparse
 import ctypes
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +58,12 @@ class Worker:
     """Answers questions in a measuring process, with its device, the ops, and the other ranks."""
 
     def __init__(
-        self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None], heard: UsedFiles | None = None
+        self,
+        device: str,
+        plugins: Sequence[Path],
+        send: Callable[[Reply], None],
+        heard: UsedFiles | None = None,
+        compiler: bool = False,
     ) -> None:
         self._device = devices.kinds()[devices.choose(device)]
         self._send = send
@@ -68,6 +75,10 @@ class Worker:
         gc.disable()
         import torch  # noqa: F401
 
+        if compiler:
+            # Most of its modules. If one can't be imported, the first compiled case says so.
+            with suppress(Exception):
+                importlib.import_module("torch._inductor.compile_fx")
         gc.freeze()
         gc.enable()
         if heard:
@@ -175,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replies", type=int, required=True, metavar="FD")
     parser.add_argument("--ops", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--listen", type=Path, nargs="*", default=[], metavar="FOLDER")
+    parser.add_argument("--compiler", action="store_true")
     options = parser.parse_args(arguments)
     _tie_to_parent()
     pipe = _Pipe(options.replies)
@@ -182,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         digest = source.digest(options.ops)  # before the rest is imported, so that it isn't of later code
         heard = UsedFiles(options.listen) if options.listen else None
-        worker = Worker(options.device, options.ops, send, heard)
+        worker = Worker(options.device, options.ops, send, heard, options.compiler)
         send(Ready(VERSION, str(python.own_root()), digest))
         for line in sys.stdin:
             question = decode_question(line)

@@ -67,7 +67,7 @@ class Meeting:
 class Beginning:
     """What a rank is started with.
 
-    root, around: as in `Team`. local: the number of its device on its host; the rank's unless told.
+    root, around, compiler: as in `Team`. local: the number of its device on its host; the rank's unless told.
     """
 
     device: str
@@ -76,6 +76,7 @@ class Beginning:
     root: Path | None = None
     local: int | None = None
     around: Surroundings | None = None
+    compiler: bool = False
 
 
 class Rank:
@@ -214,4 +215,6 @@ def _command(begin: Beginning, replies: int) -> list[str]:
     plugins = ["--ops", *map(str, begin.plugins)] if begin.plugins else []
     trees = begin.around.listen if begin.around else ()
     listen = ["--listen", *map(str, trees)] if trees else []
-    return python.command(_MODULE, [*arguments, *plugins, *listen])
+    # Another revision may not know this option, and isn't given it.
+    compiler = ["--compiler"] if begin.compiler else []
+    return python.command(_MODULE, [*arguments, *plugins, *listen, *compiler])

@@ -151,10 +151,13 @@ class Workers:
         if self._team is None:
             self._team = self._spawn(size)
 
-    def begin_next(self) -> None:
-        """Start the process that comes after the next `restart`, as `begin` does, while the current ones measure."""
+    def begin_next(self, *, compiler: bool = False) -> None:
+        """Start the process that comes after the next `restart`, as `begin` does, while the current ones measure.
+
+        compiler: whether it loads torch's compiler, too. Without that its first compiled case loads the compiler.
+        """
         if self._next is None:
-            self._next = self._spawn(1)
+            self._next = self._spawn(1, compiler)
 
     def restart(self) -> None:
         """Let the next question go to new processes."""
@@ -199,8 +202,8 @@ class Workers:
                 raise _not_started(lost.text) from lost
         return self._team
 
-    def _spawn(self, size: int) -> Team:
-        return Team(self._device, self._plugins, size, self._root, self._around)
+    def _spawn(self, size: int, compiler: bool = False) -> Team:
+        return Team(self._device, self._plugins, size, self._root, self._around, compiler=compiler)
 
     def _check(self, team: Team) -> None:
         """Wait until the team is ready. Raises MachineError if its code is too old, or isn't the one to measure."""

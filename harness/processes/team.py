@@ -66,17 +66,19 @@ class LostError(Exception):
 class Team:
     """`size` ranks that measure together: every one gets each question and answers it. If one dies, all are killed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what each process is started with
         self,
         device: str,
         plugins: Sequence[Path],
         size: int,
         root: Path | None = None,
         around: Surroundings | None = None,
+        *,
+        compiler: bool = False,
     ) -> None:
         """Start them. root: the folder whose `harness` they import; the parent's own unless told.
 
-        around: what they see in place of what the parent sees.
+        around: what they see in place of what the parent sees. compiler: whether they load torch's compiler, too.
         """
         self.size = size
         self.ready: Ready | None = None
@@ -91,7 +93,7 @@ class Team:
             address = leads.address if leads and not self._folder else "127.0.0.1"
             folder = self._folder.path if self._folder else None
             meeting = Meeting(size, size, address, _free_port(address), folder)
-            begin = Beginning(device, tuple(plugins), meeting, root, around=around)
+            begin = Beginning(device, tuple(plugins), meeting, root, around=around, compiler=compiler)
             for number in range(size):
                 self._ranks.append(leads.rank(number, begin) if leads else Rank(number, begin))
         except BaseException:

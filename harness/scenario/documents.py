@@ -121,9 +121,10 @@ def find(names: Sequence[str]) -> list[Path]:
     return list(files.values())
 
 
-def overview() -> list[Overview]:
-    """The bundled scenarios, by name. Not checked, so that a listing is quick."""
-    return [_overview(file.stem, [document.data for document in read(file)]) for file in _bundled()]
+def overview(text: str = "") -> list[Overview]:
+    """The bundled scenarios, by name. Not checked, so that a listing is quick. text: only of files that have it."""
+    files = [file for file in _bundled() if not text or text in file.read_text(encoding="utf-8")]
+    return [_overview(file.stem, [document.data for document in read(file)]) for file in files]
 
 
 def _overview(name: str, scenarios: Sequence[dict[str, Any]]) -> Overview:

@@ -13,7 +13,7 @@ key; CUTLASS's profiler, which enumerates what the hardware allows; Jamieson and
 from __future__ import annotations
 
 from harness.tune.candidates import Candidate, candidates
-from harness.tune.procedure import Listed, ToTune, Tuned, listed, tune
+from harness.tune.procedure import Listed, ToTune, Tuned, listed, refuse_none, tune
 from harness.tune.search import schedule
 
-__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "candidates", "listed", "schedule", "tune"]
+__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "candidates", "listed", "refuse_none", "schedule", "tune"]

@@ -54,7 +54,7 @@ def candidates(
         known = [name for name, each in op.variants.items() if each.tuning]
         raise UsageError(
             f"variant '{variant}' of op '{op.name}' has no plans to search",
-            f"with plans: {', '.join(known) or 'none'}; tuning=Tuning(...) declares them, see harness.ops",
+            f"with plans: {', '.join(known) or 'none'}; tuning=Tuning(...) declares them",
         )
     rule = tuning.rule(case)
     if rule is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,9 @@ from harness.runner import Observer
 from harness.tune import declared
 from harness.tune.candidates import Candidate, candidates, kept
 from harness.tune.search import Ranking, Search, Until, in_runs
+
+_TOLD = 25
+"""Plans that are compiled between two notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,11 @@ class ToTune:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The candidates at a case."""
+    """The candidates at a case. obstacle: why there are none; '' if there are some."""
 
     case: Case
     candidates: tuple[Candidate, ...]
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,27 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
     for number, case in enumerate(wanted.cases, 1):
 
         def step(done: int, total: int, case: Case = case, number: int = number) -> None:
-            if done * 10 // total > (done - 1) * 10 // total:  # a tenth more is done
-                observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)})", done / total)
+            if done % _TOLD == 1:
+                observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)}), plan {done} of {total}")
 
-        found.append(Listed(case, tuple(candidates(op, wanted.variant, case, step))))
+        plans_of = tuple(candidates(op, wanted.variant, case, step))
+        found.append(Listed(case, plans_of, "" if plans_of else _obstacle(op, wanted.variant, case)))
     return tuple(found)
+
+
+def _obstacle(op: Op, variant: str, case: Case) -> str:
+    """Why a variant has no plan for a case."""
+    unsupported = op.variants[variant].unsupported
+    return (unsupported and unsupported(case)) or "its rule gives none at this size, which has no parameters to choose"
+
+
+def refuse_none(wanted: ToTune, found: Sequence[Listed]) -> None:
+    """Raise UsageError if there is nothing to time."""
+    if not any(kept(each.candidates) for each in found):
+        raise UsageError(
+            f"{wanted.op}/{wanted.variant} has no plan that can be timed at these sizes",
+            "name other sizes; --dry-run shows why each plan is left out",
+        )
 
 
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
@@ -86,11 +107,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         plans.read(wanted.output, device)  # it raises before anything is timed where the table can't be written there
     every = listed(wanted, observer)
     chosen = {each.case: kept(each.candidates) for each in every}
-    if not any(chosen.values()):
-        raise UsageError(
-            f"{wanted.op}/{wanted.variant} has no plan that can be timed at these sizes",
-            "name other sizes; --dry-run shows why each plan is left out",
-        )
+    refuse_none(wanted, every)
     home = _folder(wanted)
     named = {declared.name_of(wanted.variant, c.text): c.plan for each in chosen.values() for c in each}
     file = declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home)

@@ -14,8 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from harness import cli, discover
-from harness.cli import app, completion
+from harness.cli import app, completion, listing
 from harness.cli.columns import aligned
+from harness.cli.group import LISTED
 from harness.devices import kinds
 from harness.ops import Catalogue, Op, catalogue
 from harness.report import every_format
@@ -104,10 +105,18 @@ def test_a_misspelt_command_is_told_the_nearest() -> None:
     assert "No such command 'lst'. Did you mean 'list'?" in result.output
 
 
+def test_what_is_listed_is_told_to_who_takes_it_for_a_command() -> None:
+    named = {command.name or command.callback.__name__ for command in listing.app.registered_commands}
+    assert {*LISTED} == named - {"everything"}
+    result = CliRunner().invoke(app, ["op", "softmax"])
+    assert result.exit_code == 2
+    assert "No such command 'op'. Did you mean 'list op'?" in result.output
+
+
 def test_ops_are_listed_with_what_they_compute() -> None:
     (line,) = [line for line in listed("ops").splitlines() if line.split()[0] == "softmax"]
     softmax = Catalogue()["softmax"]
-    assert line.endswith(f"{softmax.summary} ({len(softmax.variants)} variants)")
+    assert line.endswith(f"{softmax.summary} ({len(softmax.variants)} variants, plans to tune)")
 
 
 def test_one_op_in_detail() -> None:
@@ -117,6 +126,11 @@ def test_one_op_in_detail() -> None:
         assert title in lines
     assert any(line.split()[:3] == ["eager", "baseline", "any"] for line in lines)
     assert "  softmax, softmax_few_rows" in lines
+    assert (
+        "  of fused: 'harness tune int8_linear' searches the fastest on a GPU"
+        in listed("op", "int8_linear").splitlines()
+    )
+    assert "plans" not in listed("op", "copy").splitlines()
     assert any(line.split()[0] == "p" for line in listed("op", "dropout").splitlines())
 
 
@@ -128,7 +142,15 @@ def test_ops_of_a_plug_in_are_listed_with_it_alone() -> None:
     assert line in listed("op", "softmax", "--ops", str(EXAMPLE))
     assert line not in listed("op", "softmax")
     count = len(Catalogue()["softmax"].variants)
-    assert f"({count + 1} variants)" in listed("ops", "--ops", str(EXAMPLE))
+    assert f"({count + 1} variants, plans to tune)" in listed("ops", "--ops", str(EXAMPLE))
+
+
+def test_scenarios_of_an_op_are_all_found_in_the_files_that_name_it() -> None:
+    every = overview()
+    for op in ("softmax", "prelu", "rms_norm"):
+        read = overview(f"op: {op}")
+        assert [entry.name for entry in read if entry.op == op] == [entry.name for entry in every if entry.op == op]
+        assert len(read) < len(every) / 4
 
 
 def test_one_scenario_in_detail() -> None:

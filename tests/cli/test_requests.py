@@ -83,6 +83,7 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
     ("arguments", "hint"),
     [
         (["rnu"], "Did you mean 'run'?"),
+        (["ops"], "Did you mean 'list ops'?"),
         (["run", "quick", "--varaints=eager"], "--variants"),
         (["list", "scenarois"], "Did you mean 'scenarios'"),
         (["run"], "Missing argument"),

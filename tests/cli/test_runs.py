@@ -116,7 +116,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_resumed(
     assert finished.returncode == 0
     monkeypatch.chdir(folder)
     written: list[Path] = []
-    monkeypatch.setattr("harness.cli.run.write_report", lambda folder, _plugins: written.append(folder))
+    monkeypatch.setattr("harness.report.apart.Apart.write", lambda report: written.append(report.folder))
     arguments = ["run", "copies.yaml", "--device=cpu", FAULTS, "--output=one"]
     refused = invoke(*arguments)
     assert refused.exit_code == 2

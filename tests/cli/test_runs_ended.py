@@ -66,7 +66,7 @@ def pretended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reports: list[str] = []
     monkeypatch.chdir(folder)
     monkeypatch.setattr(runner, "Workers", Pretending)
-    monkeypatch.setattr("harness.report.apart.write_apart", lambda folder, _plugins: reports.append(folder.name))
+    monkeypatch.setattr("harness.report.apart.Apart.write", lambda report: reports.append(report.folder.name))
     return reports
 
 

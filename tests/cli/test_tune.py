@@ -6,11 +6,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli import app, tune
+from harness.errors import UsageError
 from harness.ops import Catalogue
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -79,6 +81,14 @@ def test_a_table_of_another_device_is_refused_before_anything_is_timed(tmp_path:
     assert "round" not in result.output
 
 
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = invoke(*SEARCH, f"--output={tmp_path / 'file' / 'table.json'}")
+    assert result.exit_code == 2, result.output
+    assert "table.json: can't be written: " in " ".join(result.output.split())
+    assert "round" not in result.output
+
+
 def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output
@@ -103,6 +113,31 @@ def test_sizes_may_name_choices_and_be_0_where_the_op_has_such_a_default(op: str
     assert tune._case(found, "tuned", "float32", setting, "cuda").id == f"{op}/tuned/{case}"
 
 
+def test_a_dry_run_says_why_a_size_has_no_plan_and_ends_as_the_search_would() -> None:
+    result = invoke("tune", "chunked", *OPS, "--device=cpu", "--sizes=M=7,N=16", "--dry-run")
+    assert result.exit_code == 2
+    assert "chunked/tuned/float32/M7-N16: no plan: " in result.stdout
+    assert "has no plan that can be timed at these sizes" in result.stderr
+    assert "measurements" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["sm_90", "SM90", "90", "9.0", "sm_90a", "compute_90"])
+def test_an_architecture_may_be_spelt_as_elsewhere(name: str) -> None:
+    assert tune._spelt(name) == "sm_90"
+    assert (tune._spelt("12.0"), tune._spelt("h100")) == ("sm_120", "h100")
+
+
+def test_a_variant_must_be_named_only_where_several_have_plans() -> None:
+    op = Catalogue((PLUGINS / "tunable.py",))["chunked"]
+    tuned = op.variants["tuned"]
+    assert tune._with_plans(op, None) == "tuned"
+    two = SimpleNamespace(name="chunked", variants={**op.variants, "other": tuned})
+    assert tune._with_plans(two, "other") == "other"
+    with pytest.raises(UsageError, match="several variants of op 'chunked' have plans") as caught:
+        tune._with_plans(two, None)
+    assert caught.value.advice == "add --variant tuned or other"
+
+
 @pytest.mark.gpu
 def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harness: Harness, tmp_path: Path) -> None:
     own = {"HARNESS_CACHE": str(tmp_path / "cache")}
@@ -121,19 +156,29 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     [
         (["chunkd", *OPS], "no op is named 'chunkd'"),
         (["chunked", *OPS, "--variant=eagle"], "op 'chunked' has no variant 'eagle'"),
-        (["chunked", *OPS, "--variant=eager", "--sizes=M=1,N=1"], "variant 'eager' of op 'chunked' has no plans"),
+        (
+            ["chunked", *OPS, "--variant=eager", "--sizes=M=1,N=1"],
+            "variant 'eager' of op 'chunked' has no plans to search with plans: tuned",
+        ),
+        (["copy"], "no variant of op 'copy' has plans to search 'harness list ops' says which ops have plans"),
         (["chunked", *OPS, "--dtype=float8"], "op 'chunked' has no dtype 'float8'"),
         (["chunked", *OPS], "no bundled scenario is named 'chunked'"),
-        (["chunked", *OPS, "--sizes=M=1"], "op 'chunked' has the sizes M, N"),
+        (["chunked", *OPS, "--sizes=M=1"], "N is missing; op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
-        (["chunked", *OPS, "--sizes=M=0,N=1"], "give each size, from 1 on"),
-        (["chunked", *OPS, "--sizes=M=1,N=x"], "op 'chunked' has the sizes M, N"),
-        (["chunked", *OPS, "--sizes=M=1,N=1,K=1"], "op 'chunked' has the sizes M, N"),
+        (["chunked", *OPS, "--sizes=M=0,N=1"], "M can't be 0; op 'chunked' has the sizes M, N give each size once"),
+        (["chunked", *OPS, "--sizes=M=1,N=1e6"], "N can't be 1e6; op 'chunked'"),
+        (["chunked", *OPS, "--sizes=M=1,N=1,K=1"], "there is no K; op 'chunked'"),
+        (["chunked", *OPS, "--sizes=M=1,N=1,M=2"], "M is given twice; op 'chunked'"),
+        (["chunked", *OPS, "--sizes=K=1"], "there is no K"),
         (
             ["nchw_to_nhwc", "--arch=sm_90", "--dry-run", "--sizes=N=1,C=8,H=2,W=2,direction=up"],
             "direction of op 'nchw_to_nhwc' can't be 'up' allowed: to_nhwc, to_nchw",
         ),
-        (["softmax"], "softmax/tuned doesn't run on 'cpu' it runs on: cuda; --arch needs no GPU"),
+        (
+            ["softmax"],
+            "softmax/tuned doesn't run on 'cpu', only on: cuda 'harness env' says what a GPU lacks here; --dry-run",
+        ),
+        (["int8_linear"], "int8_linear/fused doesn't run on 'cpu'"),
         (
             ["softmax", "--scenario=rms_norm", "--arch=sm_90", "--dry-run"],
             "these scenarios have no sizes for op 'softmax'",

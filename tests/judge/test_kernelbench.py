@@ -158,6 +158,11 @@ def test_positional_and_named_arguments_apart(judged):
         (pair("x", "x"), {"sizes": ({"B": 3},)}, "--sizes can't be given"),
         (pair("x", "x"), {"dtypes": ("int8",)}, "--dtype int8 can't be judged"),
         (NEW, {}, "has no form of a candidate that is known"),
+        (
+            pair("x", "x"),
+            {"op": "softmax"},
+            "has the form 'kernelbench', whose reference isn't an op leave out --op softmax",
+        ),
     ],
 )
 def test_what_can_t_be_judged(judged, text, asked, said):

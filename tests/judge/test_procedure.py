@@ -221,6 +221,12 @@ def test_cases_are_checked_up_to_the_first_that_fails(measuring) -> None:
     assert [one[1] for one in watcher.told if one[0] == "finished"] == ["ok", "unsupported", "ok", "wrong"]
 
 
+def test_nothing_is_checked_after_given_sizes_at_which_a_candidate_cannot_run(measuring) -> None:
+    checked = (("given", Job(case(0, 5))), ("unseen", Job(case(1, 5))))
+    measuring(lambda _: "unsupported")
+    assert [kind for kind, _ in procedure._check(prepared(op(), checked=checked), "cpu", Watcher())] == ["given"]
+
+
 @pytest.mark.parametrize(("kind", "count"), [("unseen", 2), ("tested", 1)])
 def test_only_an_unseen_size_may_be_declined(monkeypatch, measuring, kind, count):
     monkeypatch.setattr(procedure.verdict, "declines", lambda one: one.status == "crashed")

@@ -29,6 +29,15 @@ def test_a_failed_check_ends_it(status) -> None:
     assert (found.verdict, found.code, len(found.checked)) == (status, 5, 2)
 
 
+def test_a_candidate_that_cannot_run_at_the_given_sizes_is_told_before_torch_is_timed() -> None:
+    found = RULING.of_checks([("given", Measurement(CASE, "unsupported", error="Triton isn't installed"))])
+    assert found
+    assert found.line == "unsupported: Triton isn't installed (judged/candidate/float32/N1024)"
+    right = ("given", Measurement(CASE, "ok"))
+    for kind in ("unseen", "tested"):
+        assert RULING.of_checks([right, (kind, Measurement(CASE, "unsupported", error="why"))]) is None
+
+
 def timed(variant: str, n: int, *samples: float) -> Measurement:
     case = Case("judged", variant, "float32", (("N", n),), device="cpu")
     return Measurement(case, "ok", samples=samples * 8, work=Work(4 * n, 4 * n), timer="host")

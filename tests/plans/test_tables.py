@@ -67,6 +67,7 @@ def test_a_later_search_replaces_the_entry_of_its_size_alone() -> None:
 def test_a_file_that_is_no_table_is_refused_before_it_is_overwritten(folders: Path) -> None:
     file = folders / "mine.json"
     assert plans.read(file, "x") == PlanTable("x")
+    assert not file.exists(), "a search may end without a table"
     file.write_text("[]")
     with pytest.raises(UsageError, match="isn't a table of plans"):
         plans.read(file, "x")

@@ -17,8 +17,10 @@ class FakeTeam:
     made: list[FakeTeam]
     starts: list[Ready | Exception]
 
-    def __init__(self, device: str, plugins: Any, size: int, root: Path | None, around: object = None) -> None:
-        self.size, self.root, self.alive = size, root, True
+    def __init__(
+        self, device: str, plugins: Any, size: int, root: Path | None, around: object = None, *, compiler: bool = False
+    ) -> None:
+        self.size, self.root, self.alive, self.compiler = size, root, True, compiler
         self.ready: Ready | None = None
         self.made.append(self)
 

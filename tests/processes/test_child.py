@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,7 +20,8 @@ from harness import source, store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Case, Job, Limits, Scenario, StreamPoint
-from harness.processes import child, messages
+from harness.processes import child, messages, rank
+from harness.processes.rank import Beginning, Meeting
 
 ROOT = Path(store.__file__).parents[2]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
@@ -77,6 +80,29 @@ def test_a_process_leaves_after_what_a_variant_raises(
     assert (measured.leaving, measured.measurement.status) == (True, "crashed")
     assert error in measured.measurement.error
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_process_loads_torchs_compiler_if_it_is_told_to_even_one_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch, compiler: bool
+) -> None:
+    loaded: list[str] = []
+
+    def broken(name: str) -> None:
+        loaded.append(name)
+        raise RuntimeError("no triton here")
+
+    monkeypatch.setattr(child, "importlib", SimpleNamespace(import_module=broken))
+    for name in ("devices", "intact", "ranks", "Catalogue", "gc"):
+        monkeypatch.setattr(child, name, MagicMock())
+    child.Worker("cpu", (), lambda _: None, compiler=compiler)
+    assert loaded == ["torch._inductor.compile_fx"] * compiler
+
+
+def test_only_a_process_that_is_to_load_the_compiler_is_told_so() -> None:
+    begin = Beginning("cpu", (Path("mine.py"),), Meeting(1, 1, "", 7, None))
+    assert "--compiler" not in rank._command(begin, 3)
+    assert rank._command(replace(begin, compiler=True), 3)[-3:] == ["--ops", "mine.py", "--compiler"]
 
 
 @pytest.fixture(scope="module")

@@ -61,9 +61,10 @@ def test_one_that_died_while_it_waited_is_replaced(teams: type[FakeTeam], job: C
 def test_the_next_process_loads_while_this_one_measures(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
     with Workers("cpu", root=ROOT) as made:
         made.measure(job("fine"))
-        made.begin_next()
+        made.begin_next(compiler=True)
         made.begin_next()
         first, second = teams.made
+        assert (first.compiler, second.compiler) == (False, True)
         made.measure(job("fine"))
         assert (second.ready, first.alive) == (None, True)
         made.restart()

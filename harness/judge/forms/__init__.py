@@ -7,6 +7,7 @@ where the reference is another file; and `op(sheet)`, the op with the candidate 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, cast
 
 from harness.discover import discover
@@ -37,8 +38,15 @@ def all_forms() -> dict[str, Form]:
 
 
 def form_of(asked: Asked, source: Source) -> Form:
-    """The form of a candidate. Raises UsageError for a file that has none."""
+    """The form of a candidate. Raises UsageError for a file that has none, and for --op beside one that needs none."""
     known = all_forms()
+    if asked.op and not (asked.function or asked.isolated or source.adds):
+        alone = replace(asked, op="")
+        if other := next((name for name, form in known.items() if form.recognises(alone, source)), None):
+            raise UsageError(
+                f"{source.file}: has the form '{other}', whose reference isn't an op",
+                f"leave out --op {asked.op}; or name a function of the file by --function",
+            )
     for form in known.values():
         if form.recognises(asked, source):
             return form

@@ -13,6 +13,7 @@ from harness.explain.rules import bytes as rule_of_bytes
 from harness.explain.rules.coalescing import _Side, _sides
 from harness.explain.rules.in_flight import warps
 from harness.model import ComputePoint, Traffic, Work
+from tests.one_test import one_test
 
 D = 2**29
 WARPS = 2**20
@@ -96,7 +97,7 @@ def loads(sectors: float, **known: float | None) -> _Side:
     return _Side("load", 1.0, sectors, **asked)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("side", "ideal"),
     [
         # By the share of the bytes of sectors that lanes use.

@@ -16,6 +16,7 @@ from harness.devices.cpu import Cpu
 from harness.model import Case, Value
 from harness.ops import Catalogue, Choice, Op
 from harness.session import Session
+from tests.one_test import one_test
 from tests.rare import rare
 
 OPS = Catalogue()
@@ -137,7 +138,7 @@ TORCH_DIFFERS = {
 
 
 @pytest.mark.usefixtures("optimizers_loaded", "one_thread")
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+@one_test("op", OPS.values(), ids=list(OPS))
 def test_baselines_are_right_for_extreme_values_unless_torch_differs(op: Op) -> None:
     chosen = tuple((name, usual(name, choice)) for name, choice in op.choices.items())
     told = set()
@@ -151,7 +152,7 @@ def test_baselines_are_right_for_extreme_values_unless_torch_differs(op: Op) -> 
     assert told <= ({"extremes"} if op.name in TORCH_DIFFERS else set())
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+@one_test("op", OPS.values(), ids=list(OPS))
 def test_an_op_that_makes_its_inputs_says_which_extreme_values_they_may_have(op: Op) -> None:
     floats = any("float" in tensor.dtype_of("float32") for tensor in op.inputs)
     assert op.extremes is not None or op.make is None or not floats

@@ -45,6 +45,7 @@ def links(text: str) -> list[str]:
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
+@cache
 def anchors(text: str) -> frozenset[str]:
     """The names that GitHub gives to the headings of a page; the second heading of a name gets -1."""
     seen: Counter[str] = Counter()

@@ -30,8 +30,8 @@ def told(reasons: Iterable[Reason]) -> str:
     return "\n".join(line for reason in reasons for line in (reason.verdict, *reason.sums))
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("name", OF_A_KERNEL)
+@one_test("is_first", [True, False])
+@one_test("name", OF_A_KERNEL)
 def test_a_fault_beside_a_healthy_kernel_is_found_whichever_runs_first(
     name: str, is_first: bool, faulty: Callable[[str], Known], right: dict[str, str], copying: Callable[..., Known]
 ) -> None:
@@ -200,7 +200,7 @@ def test_lanes_that_wait_save_their_share_or_all_but_a_stream(copying: Callable[
     assert "268.4 us is what its bytes take as a plain stream" in told([fewer])
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("capability", "resident"),
     [("7.0", 64), ("7.5", 32), ("8.0", 64), ("8.6", 48), ("8.7", 48), ("8.9", 48), ("9.0", 64), ("10.0", 64),
      ("12.0", 48), ("12.1", 48)],

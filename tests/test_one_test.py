@@ -36,6 +36,16 @@ def test_each_case_that_fails_is_named_and_the_first_ones_are_shown() -> None:
     assert caught.value.exceptions[0].__notes__ == ["in the case [1]"]
 
 
+def test_a_case_that_raises_nothing_where_it_should_is_named_too() -> None:
+    @one_test("n", ["1", "x", "2"])
+    def check(n: str) -> None:
+        with pytest.raises(ValueError, match="invalid"):
+            int(n)
+
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 cases failed: 1, 2"):
+        check()
+
+
 def named(cases: Any, ids: Any = None) -> str:
     """The names of all cases."""
 

@@ -85,6 +85,9 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ["OMP_NUM_THREADS"] = str(_threads)
     if "torch" in sys.modules:  # in a worker that the server has forked
         sys.modules["torch"].set_num_threads(_threads)
+        # Each torch.manual_seed() would read the sources of all functions that call it, for a GPU that no test uses.
+        for _of in (sys.modules["torch"].cuda, sys.modules["torch"].xpu):
+            _of.manual_seed_all = lambda seed: None
 
 
 @pytest.hookimpl(tryfirst=True)

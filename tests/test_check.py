@@ -12,6 +12,7 @@ import torch
 from harness import check
 from harness.model import Case
 from harness.ops import Choice, Context, Expected, Op, Tensor, comparer
+from tests.one_test import one_test
 
 N = 1000
 
@@ -138,7 +139,7 @@ def test_shapes_may_follow_from_choices(ctx):
             assert [tuple(t.shape) for t in (tensors if kind == "list" else [tensors])] == sizes
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "strides", "in_order"),
     [
         ((4, 6), (6, 1), True),
@@ -265,7 +266,7 @@ def test_zeros_among_random_numbers_are_replaced(ctx, monkeypatch):
     assert check.make_inputs(ctx).x.tolist() == [1.0, -1.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "float32", "float16"])
+@one_test("dtype", ["uint8", "int8", "int16", "int32", "int64", "float32", "float16"])
 def test_poison_is_told_from_what_kernels_leave(dtype):
     """Also in a view with gaps, between which nothing is changed."""
     dtype = getattr(torch, dtype)

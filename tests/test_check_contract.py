@@ -11,6 +11,7 @@ from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Case, Job, Measurement, Timing
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 PLUGIN = Path(__file__).parent / "plugins" / "dishonest.py"
 N = 64
@@ -36,7 +37,7 @@ def measured() -> Any:
     return run
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("op", "variant"),
     [
         ("dishonest", "tuple"),
@@ -60,7 +61,7 @@ def test_what_keeps_the_contract_is_timed(measured, op, variant):
     assert found.time
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("op", "variant", "said"),
     [
         ("dishonest", "float32", "y has the dtype float32, declared is float16"),
@@ -126,7 +127,7 @@ def test_one_unit_is_inexact_for_a_library_and_wrong_for_ours_where_the_result_i
     assert measured("ours_1", "exact").status == "wrong"
 
 
-@pytest.mark.parametrize("variant", ["published_4", "ours_4", "control_4", "baseline_400"])
+@one_test("variant", ["published_4", "ours_4", "control_4", "baseline_400"])
 def test_no_other_result_that_is_off_has_a_time(measured, variant):
     found = measured(variant)
     assert found.status == "wrong"

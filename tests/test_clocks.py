@@ -10,6 +10,7 @@ from harness import clocks
 from harness.clocks import Clocks, left_behind
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
+from tests.one_test import one_test
 
 
 class FakeClock:
@@ -162,7 +163,7 @@ def test_a_device_that_calls_wait_for_is_not_looked_at(monkeypatch):
     assert complaint(monkeypatch, device, 4) is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("loops", "found"),
     [
         ([(0.1, 100)], False),

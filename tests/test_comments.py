@@ -12,12 +12,13 @@ import pytest
 
 import harness
 from harness.comments import without_comments
+from tests.one_test import one_test
 from tests.rare import rare
 
 ROOT = Path(harness.__file__).parents[1]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "text", "left"),
     [
         ("a.py", "x = 1  # one\n\n# two\ny = 2\n", "x = 1\ny = 2"),

@@ -8,6 +8,7 @@ import pytest
 
 from harness.differences import compare, compare_all, mismatches, work_fields
 from harness.model import Case, DeviceFacts, Header, Limits, Machine, Measurement, Run, StreamPoint, Work
+from tests.one_test import one_test
 
 CASE = Case("copy", "eager", "float32", (("N", 8),))
 OTHER = Case("copy", "tuned", "float32", (("N", 8),))
@@ -23,7 +24,7 @@ def run_of(*measurements: Measurement, machine: Machine = MACHINE) -> Run:
     return Run(Header("a", machine, (), (), "", "", len(measurements)), measurements)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("new", "verdict"),
     [
         ((4.0, 5.0, 6.0), "faster"),
@@ -115,7 +116,7 @@ def test_mismatches_name_what_else_could_explain_a_change() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("after", "fields"),
     [
         (Work(1, 1, (("float16", 9),), items=3), ()),
@@ -182,7 +183,7 @@ def test_slower_by_a_share_needs_the_whole_interval() -> None:
             made.slower(share)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("peak", "told"),
     [(23.9e9, True), (16.2e9, True), (16.1e9, False), (14.7e9, False), (14.6e9, True)],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from harness.discover import discover, entry_points
 from harness.errors import UsageError
+from tests.one_test import one_test
 
 PLACES = {
     "harness.collection.ops": (["OP"], True),
@@ -38,7 +39,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
     return write
 
 
-@pytest.mark.parametrize("place", PLACES)
+@one_test("place", PLACES)
 def test_every_place_has_something_and_all_of_it_offers_what_it_must(place: str) -> None:
     offers, nested = PLACES[place]
     found = discover(place, offers, nested)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
+from tests.one_test import one_test
 
 SYMBOLS = {"N": 7, "C": 64, "zero": 0}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "value"),
     [
         (12, 12),
@@ -34,7 +35,7 @@ def test_values(text: str | int, value: int) -> None:
     assert evaluate(text, SYMBOLS) == value
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "reason"),
     [
         ("N // zero", "divides by zero"),
@@ -90,7 +91,7 @@ def test_a_choice_is_no_size(value: float | str, shown: str) -> None:
         evaluate("N * kind", SYMBOLS | {"kind": value})
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "symbols"),
     [("2**27 // N", {"N"}), ("max(N, C) - N", {"N", "C"}), ("7", set()), (7, set()), ("N +", set())],
 )

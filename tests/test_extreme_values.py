@@ -11,12 +11,13 @@ import torch
 
 from harness import extremes
 from harness.ops import Tensor
+from tests.one_test import one_test
 
 TINY, LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 ROW = [1.0, -2.0, 0.0, -4.0, 5.0]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("kind", "row"),
     [
         ("infinity", [math.inf, *ROW[1:]]),
@@ -39,7 +40,7 @@ def test_values_that_come_once_stand_first_in_the_middle_and_last_in_each_dimens
         assert [tuple(one) for one in (rows[0] != 1).nonzero().tolist()] == [place]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "dimension", "pieces", "rows"),
     [
         ((2, 3, 4), None, 9, (6, 4)),
@@ -95,9 +96,7 @@ def test_extreme_rows_of_one_input_meet_normal_rows_of_the_next():
     assert (shifted.of(0.0), shifted.of(-9.0)) == ([], [2, 6])
 
 
-@pytest.mark.parametrize(
-    ("number", "turn", "rows"), [(0, 0, [0, 2, 4]), (0, 1, [1, 3]), (1, 0, [1, 3]), (1, 1, [0, 2, 4])]
-)
+@one_test(("number", "turn", "rows"), [(0, 0, [0, 2, 4]), (0, 1, [1, 3]), (1, 0, [1, 3]), (1, 1, [0, 2, 4])])
 def test_alone_a_kind_has_every_second_row(number, turn, rows):
     place = Rows(number, 5, "zeros")
     made = extremes._alone([place, Rows(0, 5, "lowest")], "zeros", 4, turn)

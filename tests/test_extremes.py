@@ -17,6 +17,7 @@ from harness.model import Case, Job, Timing
 from harness.ops import Context, Expected, Extremes, Op, Tensor, complaint
 from harness.ops.extremes import KINDS
 from harness.session import Session
+from tests.one_test import one_test
 
 LARGEST = torch.finfo(torch.float32).max
 TINY = torch.finfo(torch.float32).smallest_normal
@@ -80,8 +81,8 @@ def judged(sheet: Op, of: Case | None = None) -> tuple[str | None, list[tuple[st
     return wrong, [(warning.code, warning.message) for warning in session.warnings]
 
 
-@pytest.mark.parametrize("rows", [1, 3, MANY])
-@pytest.mark.parametrize("kind", KINDS)
+@one_test("rows", [1, 3, MANY])
+@one_test("kind", KINDS)
 def test_a_variant_that_is_wrong_for_a_kind_is_found_and_told(kind, rows):
     wrong, warnings = judged(op(wrong_where(HAS[kind])), case(rows))
     assert wrong.startswith(f"where inputs have {KINDS[kind]}: y: ")
@@ -89,8 +90,8 @@ def test_a_variant_that_is_wrong_for_a_kind_is_found_and_told(kind, rows):
     assert warnings == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("rows", [1, 3, MANY])
+@one_test("dtype", ["float32", "float16", "bfloat16"])
+@one_test("rows", [1, 3, MANY])
 def test_an_honest_variant_is_right(dtype, rows):
     assert judged(op(), case(rows, dtype=dtype)) == (None, [])
 
@@ -217,7 +218,7 @@ def test_lists_and_integers():
     assert wrong.startswith(f"where inputs have {KINDS['nan']}: ys[0]: ")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("options", "said"),
     [
         ({"exempt": {"nam": "why"}}, "has 'nam'"),

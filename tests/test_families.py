@@ -10,6 +10,7 @@ import pytest
 from harness import families
 from harness.errors import UsageError
 from harness.families import FAMILIES, OTHER, family
+from tests.one_test import one_test
 
 NAMES = {
     "gemm": [
@@ -137,7 +138,7 @@ OPERATORS = {
 CASES = [(name, wanted) for table in (NAMES, OPERATORS) for wanted, names in table.items() for name in names]
 
 
-@pytest.mark.parametrize(("name", "wanted"), CASES, ids=[name[:50] for name, _ in CASES])
+@one_test(("name", "wanted"), CASES, ids=[name[:50] for name, _ in CASES])
 def test_the_family_of_a_name(name: str, wanted: str) -> None:
     assert family(name) == wanted
 

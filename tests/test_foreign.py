@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import foreign
+from tests.one_test import one_test
 from tests.properties import bounded
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "kept"),
     [
         ("plain, über, 张\n\tline", "plain, über, 张\n\tline"),

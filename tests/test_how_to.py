@@ -6,9 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from harness.ops import Catalogue
+from tests.one_test import one_test
 from tests.test_readme import complaint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -28,7 +27,7 @@ def test_there_are_pages() -> None:
     assert {"gate.md", "judge.md", "models.md", "own-ops.md"} <= {page.name for page in PAGES}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@one_test("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists_with_its_options(page: Path) -> None:
     assert commands(page)
     assert [(words, wrong) for words in commands(page) if (wrong := complaint(words))] == []

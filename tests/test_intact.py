@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import intact
+from tests.one_test import one_test
 from tests.rare import rare
 
 UNBELIEVED = "while the case ran: what it measured can't be believed"
@@ -343,7 +344,7 @@ def settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object]
 SETTINGS = {name: rest for name, *rest in settings()}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@one_test("name", SETTINGS)
 def test_each_setting_is_given_back(name):
     read, write, values = SETTINGS[name]
     before = read()

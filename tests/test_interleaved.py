@@ -12,6 +12,7 @@ from harness import interleaved
 from harness.interleaved import Ratio
 from harness.model import Timing
 from harness.session import EndedError
+from tests.one_test import one_test
 
 TIMING = Timing(precision=0.01, max_time=7.0)
 
@@ -91,7 +92,7 @@ def test_few_rounds_have_no_interval() -> None:
         Ratio.of([2.0] * 5, [1.0] * 5)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("low", "high", "verdict"),
     [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.9, 1.1, "~"), (1.0, 1.1, "~"), (0.9, 1.0, "~"), (0.5, 1.5, "~")],
 )

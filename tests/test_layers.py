@@ -16,6 +16,7 @@ import pytest
 import harness
 from harness import metrics
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
@@ -125,7 +126,7 @@ def test_a_name_of_a_class_means_one_thing() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
-@pytest.mark.parametrize("folder", ["harness", "kernels", "scripts", "tests"])
+@one_test("folder", ["harness", "kernels", "scripts", "tests"])
 def test_a_file_is_one_thing(folder: str) -> None:
     files = [file for file in (PACKAGE.parent / folder).rglob("*") if file.suffix in (".py", ".cu", ".cuh")]
     long = {file.name: lines for file in files if (lines := len(file.read_text(encoding="utf-8").splitlines())) > 400}
@@ -270,6 +271,6 @@ def loaded() -> dict[str, list[str]]:
     return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("command", REFUSED)
+@one_test("command", REFUSED)
 def test_what_a_command_loads(loaded: dict[str, list[str]], command: str) -> None:
     assert set(loaded[command]) & set(REFUSED[command]) == set()

@@ -17,6 +17,7 @@ from harness.devices.cpu import Cpu
 from harness.limits import Needs
 from harness.model import COMPUTE_KINDS, DeviceFacts, Limits, Machine, StreamPoint, Timer, Work
 from harness.ranks import ALONE, Group
+from tests.one_test import one_test
 
 EVERYTHING = Needs(kinds=("float32", "float16", "float8"), worlds=(2,))
 
@@ -245,7 +246,7 @@ def test_what_is_missing():
     assert limits.missing(Limits(), Needs(streams=False)) == Needs(streams=False)
 
 
-@pytest.mark.parametrize(("count", "worlds"), [(1, ()), (2, (2,)), (6, (2, 4, 6)), (8, (2, 4, 8))])
+@one_test(("count", "worlds"), [(1, ()), (2, (2,)), (6, (2, 4, 6)), (8, (2, 4, 8))])
 def test_everything(machine, count, worlds):
     needs = Needs.everything(replace(machine, devices=machine.devices * count))
     assert needs == Needs(True, COMPUTE_KINDS, worlds)
@@ -276,7 +277,7 @@ def test_a_probe_takes_the_best_of_several_rounds():
     assert runs == 4 * 3
 
 
-@pytest.mark.parametrize(
+@one_test(
     "device", [FakeDevice(slowdown=1.02), FakeDevice(slowdown=0.98), FakeDevice("beef"), FakeDevice(torch="2.14")]
 )
 def test_a_machine_that_changed_is_measured_anew(device):
@@ -341,7 +342,7 @@ def test_without_streams_nothing_tells_whether_limits_hold(machine):
     assert limits.recall(machine) is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     "damage",
     [
         lambda text: text[: len(text) // 2],

@@ -13,6 +13,7 @@ from harness.devices import Batch, MatrixProduct, Ring
 from harness.limits import Needs
 from harness.model import Limits, StreamPoint, Timer
 from harness.ranks import ALONE, Group
+from tests.one_test import one_test
 from tests.test_limits import FakeDevice
 
 
@@ -21,7 +22,7 @@ def measured() -> Limits:
     return limits.measure(FakeDevice(), Needs())
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("free", "moved", "products", "sent"),
     [
         (2**17, {2**12, 2**14, 2**16}, {64}, {2**10}),
@@ -91,7 +92,7 @@ def test_streams_are_repeated_in_what_half_of_the_free_memory_holds(measured, mo
     assert made[-1] == memory
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("largest", "arrays", "each", "count"),
     [(2**16, 2, 2**12, 4), (2**16, 2, 2**10, 8), (2**16, 3, 2**14, 1), (2**10, 1, 2**12, 4), (2**10, 1, 512, 32)],
 )
@@ -104,7 +105,7 @@ def test_the_sets_of_a_stream_lie_side_by_side(largest, arrays, each, count):
     assert places == [(number * each, each) for number in range(count * arrays)]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("samples", "rounds", "median"),
     [
         ([1e-6], 1, 1e-6),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.one_test import one_test
 
 ROOT = Path(__file__).resolve().parents[1]
 SKIPPED = ("tests/golden/", "harness/_data/")
@@ -45,6 +45,7 @@ def links(text: str) -> list[str]:
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
+@cache
 def anchors(text: str) -> frozenset[str]:
     """The names that GitHub gives to the headings of a page; the second heading of a name gets -1."""
     seen: Counter[str] = Counter()
@@ -85,12 +86,12 @@ def test_there_are_pages_of_every_kind() -> None:
         assert {"reports/README.md", "reports/h200/rows.md", "reports/h200/norms/report.md"} <= set(PAGES)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@one_test("page", PAGES)
 def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     assert list(broken(page, (ROOT / page).read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "found"),
     [
         ("[fine](../README.md)", []),

@@ -20,6 +20,7 @@ from harness.measure import measure
 from harness.model import Case, Conditions, Job, Measurement, Timer, Timing, Traffic, Work
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import ALONE, Group
+from tests.one_test import one_test
 
 MIB = 2**20
 
@@ -157,7 +158,7 @@ def test_a_stop_by_time_with_a_narrow_interval_is_not_noisy():
     assert result.warnings == ()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("width", "precision", "told"),
     [
         (0.153, 0.002, ("15%", "0.2%")),
@@ -291,9 +292,7 @@ def test_the_timer_of_a_variant_goes_before_that_of_its_op():
     assert run(FakeDevice([1e-3]), sheet).timer == "launch"
 
 
-@pytest.mark.parametrize(
-    ("samples", "told"), [([1e-5], True), ([99e-6], True), ([100e-6], False), ([90e-6, 90e-6, 1e-3], True)]
-)
+@one_test(("samples", "told"), [([1e-5], True), ([99e-6], True), ([100e-6], False), ([90e-6, 90e-6, 1e-3], True)])
 def test_the_launch_in_a_short_time_is_reported(samples, told):
     warnings = run(FakeDevice(samples), op(timer="launch"), precision=10.0, max_time=1.0).warnings
     assert [warning.code for warning in warnings] == ["launch-timed"] * told

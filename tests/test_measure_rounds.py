@@ -16,6 +16,7 @@ from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Tensors
 from harness.ranks import ALONE, Group
 from harness.session import Session
+from tests.one_test import one_test
 from tests.test_measure import MIB, FakeDevice, FakeTime, op, run
 
 
@@ -134,7 +135,7 @@ def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
     assert told == ["the device of rank 1 lowered its clocks: power cap, heat"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("before", "after", "elsewhere", "told"),
     [
         (0, 2, None, "2 other processes computed"),

@@ -39,6 +39,7 @@ from harness.model import (
     Work,
 )
 from harness.report import terminal
+from tests.one_test import one_test
 
 CASE = Case("op", "tuned", "float16", (("N", 8),))
 LIMITS = Limits(
@@ -79,51 +80,51 @@ EVERYTHING = measured(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("time", 2e-6),
-        ("low", 1.8e-6),
-        ("high", 2.2e-6),
-        ("call_time", 3e-6),
-        ("bandwidth", 2e9),
-        ("moved_bandwidth", 4e9),
-        ("flops", 5e11),
-        ("intensity", 250),
-        ("items", 2.5e6),
-        ("of_peak", 2e9 / 2e9),
-        ("of_ceiling", 0.5),
-        ("speedup", 1.5),
-        ("traffic", 2.0),
-        ("kept", 0.125),
-        ("ceiling_bandwidth", 4e9),
-        ("ceiling_flops", 1e12),
-        ("noise", 0.2),
-        ("read_bytes", 2000),
-        ("written_bytes", 2000),
-        ("sent_bytes", None),
-        ("moved_bytes", 8000),
-        ("registers", 40),
-        ("local_bytes", 8),
-        ("efficiency", None),
-        ("efficiency_low", None),
-        ("efficiency_high", None),
-        ("ideal_items", None),
-        ("process_range", None),
-    ],
-)
-@pytest.mark.parametrize("of", [subject, lambda found: Subject.of(found, LIMITS)], ids=["result", "measurement"])
+VALUES: list[tuple[str, float | None]] = [
+    ("time", 2e-6),
+    ("low", 1.8e-6),
+    ("high", 2.2e-6),
+    ("call_time", 3e-6),
+    ("bandwidth", 2e9),
+    ("moved_bandwidth", 4e9),
+    ("flops", 5e11),
+    ("intensity", 250),
+    ("items", 2.5e6),
+    ("of_peak", 2e9 / 2e9),
+    ("of_ceiling", 0.5),
+    ("speedup", 1.5),
+    ("traffic", 2.0),
+    ("kept", 0.125),
+    ("ceiling_bandwidth", 4e9),
+    ("ceiling_flops", 1e12),
+    ("noise", 0.2),
+    ("read_bytes", 2000),
+    ("written_bytes", 2000),
+    ("sent_bytes", None),
+    ("moved_bytes", 8000),
+    ("registers", 40),
+    ("local_bytes", 8),
+    ("efficiency", None),
+    ("efficiency_low", None),
+    ("efficiency_high", None),
+    ("ideal_items", None),
+    ("process_range", None),
+]
+"""Each metric of EVERYTHING."""
+
+
+@one_test(("name", "value"), VALUES)
+@one_test("of", [subject, lambda found: Subject.of(found, LIMITS)], ids=["result", "measurement"])
 def test_each_metric(of: Any, name: str, value: float | None) -> None:
     over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0),)))
     assert METRICS[name].value(of(EVERYTHING).against(over)) == (None if value is None else pytest.approx(value))
 
 
 def test_every_bundled_metric_is_computed_by_a_test() -> None:
-    (values,) = [mark for mark in test_each_metric.pytestmark if mark.args[0] == ("name", "value")]
-    assert {name for name, _ in values.args[1]} == {name for name in metrics.COMMON if not METRICS[name].reported}
+    assert {name for name, _ in VALUES} == {name for name in metrics.COMMON if not METRICS[name].reported}
 
 
-@pytest.mark.parametrize("name", sorted(metrics.COMMON - {"read_bytes", "written_bytes"}))
+@one_test("name", sorted(metrics.COMMON - {"read_bytes", "written_bytes"}))
 def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
     failed = subject(Measurement(CASE, "wrong", work=WORK)).against(subject(measured()))
     known = {"ceiling_bandwidth": 4e9, "ceiling_flops": 1e12, "intensity": 250}
@@ -139,7 +140,7 @@ def test_without_limits_only_what_needs_them_is_unknown() -> None:
     assert {name for name, metric in METRICS.items() if metric.of_limits} == {"of_peak", "of_ceiling"}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("work", "share", "limit"),
     [
         (Work(2000, 2000), 0.5, "memory"),
@@ -162,7 +163,7 @@ def test_a_case_that_loads_the_machine_for_seconds_is_held_to_the_settled_peak()
     assert shares == pytest.approx([0.5, 1.0])
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("work", "beyond"),
     [
         (Work(8, 8), False),

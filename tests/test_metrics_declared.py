@@ -13,6 +13,7 @@ import pytest
 from harness import metrics, units
 from harness.errors import UsageError
 from harness.metrics import METRICS
+from tests.one_test import one_test
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ FLAGS = {
 BUNDLED = metrics.COMMON | metrics.COUNTED
 
 
-@pytest.mark.parametrize("flag", FLAGS)
+@one_test("flag", FLAGS)
 def test_where_the_value_of_a_bundled_metric_comes_from(flag: str) -> None:
     assert {name for name in BUNDLED if getattr(METRICS[name], flag)} == {*FLAGS[flag]}
 

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness import __version__, scenario
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -35,7 +36,7 @@ whole = pytest.mark.slow
 """Builds both. test_all_files_are_shipped has their files, test_instrument_alone.py a wheel that is built."""
 
 
-@pytest.mark.parametrize("line", DECLARED)
+@one_test("line", DECLARED)
 def test_a_dependency_has_a_lower_bound_and_a_tested_version_within_it(line: str) -> None:
     requirement = Requirement(line)
     assert any(part.operator == ">=" for part in requirement.specifier)

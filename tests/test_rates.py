@@ -9,6 +9,7 @@ import pytest
 from harness import rates
 from harness.model import Bound, Case, KernelFacts, Limits, Measurement, Traffic, Work
 from harness.subject import Subject, interval
+from tests.one_test import one_test
 
 BASE = Subject(4.0, Work(600, 400, items=8), traffic=Traffic(150, 50), facts={"kept": 8.0}, interval=(3.0, 5.0))
 ONE = Subject(2.0, BASE.work, traffic=Traffic(60, 40), facts={"kept": 2.0}, interval=(1.0, 2.5), over=BASE)
@@ -79,7 +80,7 @@ def test_the_fullest_pipe_or_the_schedulers() -> None:
     assert rates.compute_busy({"ncu.pipe_alu": 0.5}, None) is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("bound", "by_compute"),
     [(None, False), (Bound("memory", 1.0), False), (Bound("link", 1.0), False), (Bound("float16", 1.0), True)],
 )

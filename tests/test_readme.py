@@ -6,13 +6,13 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import typer
 
 from harness.cli import app
 from harness.ops import Catalogue
 from harness.profile import tools
 from harness.scenario import Selection, find, load, plan
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_the_first_result_stands_on_the_first_screens():
     assert any(line.startswith("![") for line in lines)
 
 
-@pytest.mark.parametrize("word", WORDS)
+@one_test("word", WORDS)
 def test_no_section_uses_a_word_before_the_section_that_defines_it(word):
     sections = prose().split("\n## ")
     defined = next(number for number, section in enumerate(sections) if f"**{word}**" in section)
@@ -83,7 +83,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(command, comments=True)[1:] for command in (*lines, *quoted)]
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@one_test("page", WRITTEN, ids=lambda page: page.name)
 def test_every_command_exists_with_its_options(page):
     assert commands(page)
     assert [(words, wrong) for words in commands(page) if (wrong := complaint(words))] == []
@@ -128,7 +128,7 @@ def test_the_scenario_of_the_readme_is_valid(tmp_path):
     assert {dict(job.case.shape)["W"] for job in jobs} == {7}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@one_test("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page):
     links = re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not leads_somewhere(page, *link)] == []

@@ -12,6 +12,7 @@ import torch
 from harness import check, recheck
 from harness.ops.comparer import complaint
 from harness.recheck import Recheck
+from tests.one_test import one_test
 from tests.test_recheck_times import Setting
 
 
@@ -126,7 +127,7 @@ def tensors(numbers: Any) -> Any:
     return [torch.tensor(one) for one in numbers] if isinstance(numbers[0], tuple) else torch.tensor(numbers)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("far", "is_wrong"), [([0.79, 100.0], False), ([0.81, 100.0], True), ([0.0, 180.7], False), ([0.0, 180.9], True)]
 )
 def test_sums_in_another_order_may_differ_by_eight_times_the_tolerance(far, is_wrong) -> None:

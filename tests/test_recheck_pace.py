@@ -9,6 +9,7 @@ import pytest
 
 from harness import measure, recheck
 from harness.devices import Batch
+from tests.one_test import one_test
 
 MS = 1e-3
 
@@ -80,7 +81,7 @@ def test_calls_that_are_timed_alone_are_timed_so_here(now, seconds, samples):
     assert asked == [samples]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("checked", "usual", "longer"),
     [(1.6 * MS, MS, True), (1.5 * MS, MS, False), (9e-7, 5e-7, False), (1.1e-6, 5e-7, True), (5e-7, 0.0, False)],
 )

@@ -13,6 +13,7 @@ from harness import recheck
 from harness.devices import Batch
 from harness.ranks import ALONE
 from harness.recheck import Recheck
+from tests.one_test import one_test
 
 US = 1e-6
 
@@ -245,7 +246,7 @@ def test_a_graph_that_was_quick_once_is_measured_again_and_then_believed(setting
     assert next(found.graph, None) is None, "all seven rounds are made"
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("once", "each", "calls", "found"),
     [
         (151, 10, 10, True),

@@ -18,6 +18,7 @@ from harness.model import Job, Timing
 from harness.ops import Context, Launch, Tensors
 from harness.ranks import Group
 from harness.session import EndedError, Session
+from tests.one_test import one_test
 from tests.test_session import CASE, FakeDevice, op, twice
 
 
@@ -290,7 +291,7 @@ def with_attributes(y: torch.Tensor, **attributes: object) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("make", "said"),
     [
         (lambda y: y.as_subclass(Own), "y is a Own: a subclass of Tensor may compute later"),
@@ -307,7 +308,7 @@ def test_an_output_is_a_plain_tensor_with_the_functions_of_one(make, said):
     assert (found is None) == (said is None)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("prepare", "reference", "said"),
     [
         (lambda _: None, None, "'NoneType' object is not callable; a variant must return the call that is timed"),

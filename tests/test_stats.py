@@ -8,10 +8,11 @@ import pytest
 import scipy  # which imports scipy.stats, a second's work, where it is used
 
 from harness import stats
+from tests.one_test import one_test
 
 
-@pytest.mark.parametrize("confidence", [0.1, 0.9, 0.95, 0.99])
-@pytest.mark.parametrize("n", [*range(1, 40), 100, 101, 999, 3000])
+@one_test("confidence", [0.1, 0.9, 0.95, 0.99])
+@one_test("n", [*range(1, 40), 100, 101, 999, 3000])
 def test_interval_is_the_innermost_pair_with_that_coverage(n: int, confidence: float) -> None:
     # x(k) to x(n-1-k), counted from 0, misses the median if at most k samples fall on one side of it.
     outside = scipy.stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5).tolist()
@@ -53,7 +54,7 @@ def test_range_over_median() -> None:
 FREEDOMS = [*range(1, 41), 59, 99, 199, 999, 1999]
 
 
-@pytest.mark.parametrize("freedom", FREEDOMS)
+@one_test("freedom", FREEDOMS)
 def test_tail_of_students_t(freedom: int) -> None:
     points = [0.0, *np.geomspace(1e-3, 1e8, 100), 1e150, 1e200]
     xs = np.array([*points, *(-x for x in points)])
@@ -68,7 +69,7 @@ def test_tail_near_the_middle_and_without_end() -> None:
     assert stats.t_tail(-math.inf, 9) == 1
 
 
-@pytest.mark.parametrize("freedom", FREEDOMS)
+@one_test("freedom", FREEDOMS)
 def test_quantile_of_students_t(freedom: int) -> None:
     for tail in [1e-100, 1e-12, 1e-9, 1e-6, 0.001 / 12, 0.001, 0.005, 0.009, 0.01, 0.05, 0.3, 0.7, 0.95, 0.9999]:
         assert stats.t_quantile(tail, freedom) == pytest.approx(scipy.stats.t.isf(tail, freedom), rel=1e-11)
@@ -87,8 +88,8 @@ def test_what_has_no_distribution_is_refused() -> None:
         stats.Mean.of([1.0])
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 10, 20, 57])
-@pytest.mark.parametrize("scale", [1e-6, 0.001, 10.0])
+@one_test("count", [2, 3, 4, 10, 20, 57])
+@one_test("scale", [1e-6, 0.001, 10.0])
 def test_bounds_of_a_mean_and_its_test(count: int, scale: float) -> None:
     rng = np.random.default_rng(count)
     for level in (0.001, 0.009, 0.05, 0.3):
@@ -140,7 +141,7 @@ def closed(ps: list[float], level: float, family: int) -> list[bool]:
     return [not any(index in subset for subset in held) for index in range(len(ps))]
 
 
-@pytest.mark.parametrize("family", [1, 2, 3, 5, 7])
+@one_test("family", [1, 2, 3, 5, 7])
 def test_holm_is_the_closed_test(family: int) -> None:
     rng = np.random.default_rng(family)
     rejected = 0
@@ -166,8 +167,8 @@ def test_holm_stops_at_the_first_that_is_not_rejected() -> None:
         stats.holm([0.1, 0.2], 0.05, 1)
 
 
-@pytest.mark.parametrize("level", [0.001, 0.009, 0.05])
-@pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0, 2.0, 5.0])
+@one_test("level", [0.001, 0.009, 0.05])
+@one_test("ratio", [0.2, 0.5, 1.0, 2.0, 5.0])
 def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> None:
     """ratio: of the distance to the deviation."""
 
@@ -183,8 +184,8 @@ def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> No
     assert count == next(n for n in itertools.count(2) if ratio * math.sqrt(n) >= shift(n))
 
 
-@pytest.mark.parametrize("level", [0.001, 0.05])
-@pytest.mark.parametrize("power", [0.6, 0.9])
+@one_test("level", [0.001, 0.05])
+@one_test("power", [0.6, 0.9])
 def test_count_to_tell_is_the_first_that_does(level: float, power: float) -> None:
     """By the sum of two quantiles, to which the shift of the noncentral t comes near."""
     counts = np.arange(2, 400)

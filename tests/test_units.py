@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from harness import units
+from tests.one_test import one_test
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "digits", "text"),
     [
         (1234.5, 4, "1234"),
@@ -27,7 +26,7 @@ def test_significant(value: float, digits: int, text: str) -> None:
     assert units.significant(value, digits) == text
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "text"),
     [
         (7.2e-5, "72.00 us"),
@@ -43,7 +42,7 @@ def test_seconds(value: float, text: str) -> None:
     assert units.seconds(value) == text
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "text"),
     [
         (0, "0 B"),
@@ -59,7 +58,7 @@ def test_size(value: float, text: str) -> None:
     assert units.size(value) == text
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "text"),
     [
         (4.3e12, "4300 GB/s"),
@@ -87,7 +86,7 @@ def test_a_noun_has_the_number_that_it_is_counted_by() -> None:
     assert [units.plural(number, "case") for number in (0, 1, 2)] == ["0 cases", "1 case", "2 cases"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "prefix"),
     [
         (1e12, "T"),
@@ -107,7 +106,7 @@ def test_a_prefix_suits_values_from_its_scale_on(value: float, prefix: str) -> N
     assert units.prefixed(value) == units.prefixed(-value) == (scale, prefix)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("values", "unit"),
     [([1.0, 2e-3], "ms"), ([5e-6, math.nan, 0.0], "us"), ([1e-12], "ns"), ([], "s"), ([0.0], "s"), ([-2e-3], "ms")],
 )
@@ -117,7 +116,7 @@ def test_a_column_takes_the_unit_of_its_smallest_number(values: list[float], uni
     assert scale == {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("unit", "values", "head", "cells"),
     [
         (units.SECONDS, [2e-3, 5e-6], "us", ["2000", "5.000"]),
@@ -141,7 +140,7 @@ def test_a_column_is_written_in_one_unit(unit: units.Unit, values: list[float], 
     assert (name, [write(value) for value in values]) == (head, cells)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("unit", "values", "axis"),
     [
         (units.SECONDS, [5e-6, 2e-3], ("ms", 1e-3)),

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from harness import __version__
+from tests.one_test import one_test
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = ROOT / ".github"
@@ -46,7 +47,7 @@ def unpinned(text: str) -> list[str]:
     return [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)]
 
 
-@pytest.mark.parametrize("file", EVERY, ids=name)
+@one_test("file", EVERY, ids=name)
 def test_every_action_is_named_by_its_commit_and_version(file: Path) -> None:
     assert unpinned(file.read_text(encoding="utf-8")) == []
 
@@ -56,7 +57,7 @@ def test_an_action_by_a_tag_is_noticed(used: str) -> None:
     assert unpinned(f"      - uses: {used}\n") == [used]
 
 
-@pytest.mark.parametrize("file", EVERY, ids=name)
+@one_test("file", EVERY, ids=name)
 def test_no_text_of_an_event_is_put_into_a_script(file: Path) -> None:
     scripts = [step["run"] for step in steps(parsed(file)) if "run" in step]
     assert [script for script in scripts if "${{" in script] == []

@@ -20,6 +20,7 @@ import harness as hb
 from harness import metrics, runner, store
 from harness.api import DeclaredOp, UsageError, progress
 from harness.model import Case, DeviceFacts, Header, Limits, Machine, Measurement, Run, Scenario
+from tests.one_test import one_test
 
 ROOT = Path(hb.__file__).parents[1]
 PLUGIN = ROOT / "tests" / "plugins" / "faults.py"
@@ -254,7 +255,7 @@ def test_what_an_op_cannot_be_is_refused(twice: DeclaredOp) -> None:
 INPUT = {"x": "N"}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("declare", "said"),
     [
         (lambda: hb.op(lambda x: x), "inputs, outputs and variants of an op are dicts"),

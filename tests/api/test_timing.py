@@ -16,6 +16,7 @@ from harness import devices, interleaved
 from harness.api import MachineError, Ratio, UsageError, WrongResultError
 from harness.api.called import called, named
 from harness.model import Case
+from tests.one_test import one_test
 
 BUDGET = 0.01
 
@@ -215,7 +216,7 @@ def test_a_case_that_needs_too_much_memory(x: torch.Tensor, monkeypatch: pytest.
         hb.time(torch.exp, x, budget=BUDGET)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("function", "name"),
     [(torch.exp, "exp"), (lambda: 0, "lambda"), (partial(torch.exp), "exp"), (torch.nn.ReLU(), "ReLU")],
 )
@@ -253,7 +254,7 @@ def test_all_functions_of_a_race_must_be_right(x: torch.Tensor) -> None:
         hb.race({"right": torch.exp, "wrong": lambda x: torch.exp(x) * 1.1}, x, budget=BUDGET)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("own", "verdict"), [([1.0] * 10, "faster"), ([3.0] * 10, "slower"), ([1.9, 2.1] * 5, "~"), ([2.0] * 10, "~")]
 )
 def test_a_verdict_needs_the_whole_interval(own: list[float], verdict: str) -> None:

@@ -19,6 +19,7 @@ from harness.errors import UsageError
 from harness.model import Case, Job, Measurement, Warning, Work
 from harness.ops import Catalogue, Choice, Op, Tensor
 from harness.scenario import find, load
+from tests.one_test import one_test
 
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 MINE = """
@@ -83,7 +84,7 @@ def told(*measurements: Measurement, ops: dict[str, Op]) -> tuple[Told, str]:
     return teller, drawn.getvalue()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("statuses", "passed"),
     [
         (["ok"], True),

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from harness.cli import app
+from tests.one_test import one_test
 from tests.properties import bounded
 
 SCHEMA = Path(__file__).parent / "trainjob.schema.yaml"
@@ -238,6 +239,6 @@ def test_whatever_an_option_is_given_a_script_has_no_line_more(option: str, valu
         assert (done.exit_code, done.stdout) == (2, "")
 
 
-@pytest.mark.parametrize("time", ["90", "90:00", "01:00:00", "2-12", "2-12:00:00", "UNLIMITED"])
+@one_test("time", ["90", "90:00", "01:00:00", "2-12", "2-12:00:00", "UNLIMITED"])
 def test_every_limit_of_slurm_is_taken(time: str) -> None:
     assert f"#SBATCH --time={time}\n" in printed("slurm", "--time", time)

@@ -21,6 +21,7 @@ from harness.devices import kinds
 from harness.ops import Catalogue, Op, catalogue
 from harness.report import every_format
 from harness.scenario import overview
+from tests.one_test import one_test
 from tests.rare import rare
 
 
@@ -30,9 +31,7 @@ def listed(*arguments: str, columns: str | None = None) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ops"], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join
-)
+@one_test("arguments", [["ops"], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join)
 def test_a_listing_fits_80_columns_and_loses_nothing(arguments: list[str]) -> None:
     narrow, endless = listed(*arguments, columns="80"), listed(*arguments)
     # A path has no place to be broken at.

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import harness.cli
 from harness.cli import app, gate, gate_calibrate, options
+from tests.one_test import one_test
 
 FOLDER = Path(harness.cli.__file__).parent
 
@@ -49,7 +50,7 @@ def test_nothing_that_the_command_gate_imports_imports_it(name: str) -> None:
     assert "harness.cli.gate" not in imported
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("arguments", "limit"),
     [
         (["run", "quick", "--repeat", "1" + "0" * 15], "1000"),

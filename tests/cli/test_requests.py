@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from harness import __version__, cli, gate
 from harness.cli import app, values
+from tests.one_test import one_test
 from tests.rare import rare
 
 COMMANDS = [
@@ -40,8 +41,8 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@one_test("command", COMMANDS)
+@one_test("flag", ["--help", "-h"])
 def test_help_shows_an_example(command: str, flag: str) -> None:
     result = invoke(command, flag)
     assert result.exit_code == 0
@@ -63,7 +64,7 @@ def test_help_names_every_command() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("group", [[], ["list"], ["launch"], ["gate"], ["profile"]])
+@one_test("group", [[], ["list"], ["launch"], ["gate"], ["profile"]])
 def test_no_line_of_help_is_cut_and_no_value_is_named_by_its_type_in_python(group: list[str]) -> None:
     lines = invoke(*group, "--help").stdout.splitlines()
     assert [line for line in lines if line.startswith("  ") and line.endswith("..") and "reports/" not in line] == []
@@ -209,7 +210,7 @@ def test_gpu_means_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.choose("gpu") == "cuda"
 
 
-@pytest.mark.parametrize(("text", "value"), [("0.002", 0.002), ("0.2%", 0.002), ("1e-3", 0.001), ("50%", 0.5)])
+@one_test(("text", "value"), [("0.002", 0.002), ("0.2%", 0.002), ("1e-3", 0.001), ("50%", 0.5)])
 def test_a_share_is_a_number_or_a_percentage(text: str, value: float) -> None:
     assert values.share(text) == pytest.approx(value, rel=1e-15)
 

@@ -26,6 +26,7 @@ from harness.cli.resuming import spelled as as_spelled
 from harness.devices.cpu import Cpu
 from harness.model import Job, Limits, Machine, Measurement, StreamPoint
 from tests.cli.fault_runs import FAULTS, HARNESS, LIMITED, PLUGINS, write_scenario
+from tests.one_test import one_test
 
 COLOUR = r"\x1b\[[\d;]*3[0-8]"
 
@@ -207,7 +208,7 @@ def test_a_run_is_gone_on_with_by_the_command_that_is_told(
     assert json.loads((folder / "again.json").read_text())["results"] == json.loads(finished.stdout)["results"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("words", "spelled"),
     [
         (["quick", "--json"], ["quick", "--json=stdout"]),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from harness.cli import app, tune
 from harness.errors import UsageError
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -151,7 +152,7 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     assert sum(plan["rule"] for plan in entry["timed"]) <= 1
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("arguments", "words"),
     [
         (["chunkd", *OPS], "no op is named 'chunkd'"),

@@ -10,11 +10,12 @@ from harness.paths import data
 from tests.collection import texts
 from tests.collection.compilations import compiler_version
 from tests.collection.texts import alone, alone_name, kept_alone
+from tests.one_test import one_test
 
 SOURCES = sorted(data("kernels").glob("*/*.cu"))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@one_test("source", SOURCES, ids=lambda source: source.stem)
 def test_a_source_compiles_alone(source: Path, kept: Path) -> None:
     kernels, complaint = kept_alone(source, kept)
     assert complaint == ""
@@ -40,7 +41,7 @@ def test_a_macro_without_a_default_is_found(tmp_path: Path) -> None:
     assert 'identifier "SCALAR" is undefined' in alone(source)[1]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@one_test("source", SOURCES, ids=lambda source: source.stem)
 def test_a_source_begins_with_what_the_op_does(source: Path) -> None:
     lines = source.read_text().splitlines()
     story = lines[: next(number for number, line in enumerate(lines) if not line.startswith("//"))]

@@ -13,6 +13,7 @@ from harness.cuda import launch, native
 from harness.devices import _software
 from harness.errors import MachineError
 from tests.cuda.drivers import driven_by
+from tests.one_test import one_test
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_arguments_beyond_its_room_are_refused(monkeypatch):
             module.launch(1, (1, 1, 1), 32, 0, 0, 1, arguments)
 
 
-@pytest.mark.parametrize(
+@one_test(
     "changed",
     [
         {"words": []},

@@ -14,6 +14,7 @@ from harness.devices._timing import HostClock, estimate
 from harness.devices.cuda import Cuda
 from harness.model import Timer
 from harness.ranks import ALONE
+from tests.one_test import one_test
 
 MILLI, MICRO = 1e-3, 1e-6
 FLUSH = -1
@@ -68,8 +69,8 @@ class FakeCuda(Cuda):
         return flush
 
 
-@pytest.mark.parametrize("first", [25 * MILLI, 3.0])
-@pytest.mark.parametrize("sets", [1, 4])
+@one_test("first", [25 * MILLI, 3.0])
+@one_test("sets", [1, 4])
 def test_a_first_call_that_loads_a_kernel_is_not_taken_for_the_time_of_a_call(first, sets):
     batch = FakeCuda([first, 5 * MICRO]).timed("graph", sets)
     assert batch.timer == "graph"
@@ -343,7 +344,7 @@ def test_steady_calls_that_never_agree_are_repeated_for_two_seconds(monkeypatch)
     assert 2 <= device.clock.now < 2.25
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("sets", "call", "seconds", "calls"),
     [
         (4, 10 * MILLI, 5 * MILLI, 4),

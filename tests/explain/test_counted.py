@@ -6,12 +6,11 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from harness import store
 from harness.explain import all_rules, explain, known
 from harness.model import Run
 from harness.subject import Subject
+from tests.one_test import one_test
 
 RUNS = Path(__file__).parents[2] / "reports" / "h200"
 PAGE = RUNS / "verdicts.md"
@@ -37,7 +36,7 @@ def first_with() -> dict[str, Run]:
     return {result.case.id: run for run in reversed(counted()) for result in run.results}
 
 
-@pytest.mark.parametrize(("case", "told"), VERDICTS, ids=[case for case, _ in VERDICTS])
+@one_test(("case", "told"), VERDICTS, ids=[case for case, _ in VERDICTS])
 def test_the_page_says_what_explain_says(case, told):
     found = [reason.rule for reason in explain(known(first_with()[case], case)) if not reason.aside]
     assert ", ".join(dict.fromkeys(found)) == ("" if told == NOT_KNOWN else told)

@@ -10,6 +10,7 @@ import pytest
 from harness.explain import Known
 from harness.explain.rules import in_flight
 from harness.explain.rules.in_flight import Flight, flight
+from tests.one_test import one_test
 
 D = 2**29
 WARPS = 2**20
@@ -54,7 +55,7 @@ def test_what_bypasses_the_registers_has_room_in_shared_memory(copying: Copying)
         assert found.text.endswith("4.0 warps / 4 of a block x 8.192 kB (at most what shared memory holds) = 8.192 kB")
 
 
-@pytest.mark.parametrize("name", ["occupancy", "grid", "block", "read_bytes"])
+@one_test("name", ["occupancy", "grid", "block", "read_bytes"])
 def test_nothing_is_known_of_what_is_under_way_without(copying: Copying, name: str) -> None:
     known = copying(**{name: 0})
     assert flight(known, known.kernels[0]) is None

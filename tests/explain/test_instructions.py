@@ -10,6 +10,7 @@ import pytest
 from harness.explain import Known, Sibling, all_rules
 from harness.explain.rules import instructions
 from harness.model import ComputePoint, Work
+from tests.one_test import one_test
 
 D = 2**29
 BEST = 2 * D / 4e12
@@ -17,7 +18,7 @@ IDLE = {"dram_active": 0.5, "stall_long_scoreboard": 0.0}
 WAITS = IDLE | {"stall_long_scoreboard": 0.9}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("values", "busy"),
     [
         # Warps that don't wait for memory, in more than 60% of the cycles; or in any case from 75% on.
@@ -57,7 +58,7 @@ def test_schedulers_or_a_pipe_are_told_with_a_remedy_that_suits(copying: Callabl
         assert f"fullest pipe: {pipe}, which got 90% of the instructions that it can take" in full.sums
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("pipe", "by_compute", "is_op"),
     [("tensor_op_gmma", False, True), ("fma", True, True), ("fma", False, False), ("alu", True, False)],
 )

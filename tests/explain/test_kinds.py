@@ -11,6 +11,7 @@ from harness.devices import Device
 from harness.devices.cpu import Cpu
 from harness.devices.cuda import Cuda
 from harness.explain import Known, all_rules, command
+from tests.one_test import one_test
 
 
 class Slow(Cuda):
@@ -30,7 +31,7 @@ def rules(known: Known) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("kind", "short", "host"),
     [
         pytest.param(Cuda(), {"launches"}, {"host"}, id="cuda"),

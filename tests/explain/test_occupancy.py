@@ -9,6 +9,7 @@ import pytest
 
 from harness.explain import Known, Reason, all_rules
 from harness.model import KernelFacts
+from tests.one_test import one_test
 
 BEST = 2 * 2**29 / 4e12
 IDLE = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2, "occupancy": 0.4}
@@ -21,7 +22,7 @@ def found(copying: Copying, **values: float) -> Reason:
     return reason
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("least", "why", "remedy"),
     [
         ("blocks_by_registers", "registers allow no more than 40%", "fewer registers"),
@@ -83,7 +84,7 @@ def test_more_warps_save_what_is_missing_or_all_that_is_idle(copying: Copying) -
     assert rest.saves == pytest.approx(0.3 * 2.5 * BEST)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("registers", "text"),
     [(128, "25% of the warps"), (129, "23.4% of the warps"), (64, None), (65, "43.8% of the warps")],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from harness.explain import Known, Seen
 from harness.model import Work
+from tests.one_test import one_test
 
 D = 2**29
 BEST = 2 * D / 4e12  # of the fixture's copy
@@ -29,13 +30,13 @@ def parted(known: Known, *shares: float) -> Known:
     return replace(known, kernels=tuple(Seen(kernel.profile, share, share * known.time) for share in shares))
 
 
-@pytest.mark.parametrize(("loaded", "bypasses"), [(0.3, True), (0.49, True), (0.51, False), (1.0, False)])
+@one_test(("loaded", "bypasses"), [(0.3, True), (0.49, True), (0.51, False), (1.0, False)])
 def test_less_than_half_of_what_is_read_comes_by_loads(copying: Copying, loaded: float, bypasses: bool) -> None:
     [kernel] = copying(load_sectors=loaded * D / 32).kernels
     assert kernel.bypasses == bypasses
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shares", "major"),
     [
         ((0.9, 0.04, 0.03, 0.03), [0]),
@@ -66,7 +67,7 @@ def test_a_kernel_is_busy_as_long_as_its_bytes_its_instructions_or_its_fullest_p
     assert known.busy(known.kernels[0]) == pytest.approx(1.2 * BEST, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("read", "loaded", "inside"),
     [
         (0.8, 0.8 / 0.3, True),
@@ -89,7 +90,7 @@ def test_caches_of_a_kernel_that_needs_to_read_nothing_or_whose_reads_are_unknow
     assert not unknown.in_cache(unknown.kernels[0])
 
 
-@pytest.mark.parametrize(("share", "resident"), [(0.2, True), (0.3, True), (0.49, True), (0.51, False), (1.0, False)])
+@one_test(("share", "resident"), [(0.2, True), (0.3, True), (0.49, True), (0.51, False), (1.0, False)])
 def test_data_lie_in_a_cache_if_less_than_half_comes_through_memory(
     copying: Copying, share: float, resident: bool
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.explain import Known, Reason, Seen, explain, verdict
 from harness.model import KernelProfile
+from tests.one_test import one_test
 
 
 class Finding:
@@ -31,7 +32,7 @@ def launched(known: Known, *kernels: tuple[str, float, dict[str, float]]) -> Kno
     return replace(known, kernels=tuple(seen))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shares", "kernels", "told"),
     [
         ((0.02, 0.015), 2, [("0.02", 0.035)]),

@@ -13,6 +13,7 @@ from harness.explain.rules import bytes as rule_of_bytes
 from harness.explain.rules.coalescing import _Side, _sides
 from harness.explain.rules.in_flight import warps
 from harness.model import ComputePoint, Traffic, Work
+from tests.one_test import one_test
 
 D = 2**29
 WARPS = 2**20
@@ -29,8 +30,8 @@ def told(reasons: Iterable[Reason]) -> str:
     return "\n".join(line for reason in reasons for line in (reason.verdict, *reason.sums))
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("name", OF_A_KERNEL)
+@one_test("is_first", [True, False])
+@one_test("name", OF_A_KERNEL)
 def test_a_fault_beside_a_healthy_kernel_is_found_whichever_runs_first(
     name: str, is_first: bool, faulty: Callable[[str], Known], right: dict[str, str], copying: Callable[..., Known]
 ) -> None:
@@ -96,7 +97,7 @@ def loads(sectors: float, **known: float | None) -> _Side:
     return _Side("load", 1.0, sectors, **asked)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("side", "ideal"),
     [
         # By the share of the bytes of sectors that lanes use.
@@ -199,7 +200,7 @@ def test_lanes_that_wait_save_their_share_or_all_but_a_stream(copying: Callable[
     assert "268.4 us is what its bytes take as a plain stream" in told([fewer])
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("capability", "resident"),
     [("7.0", 64), ("7.5", 32), ("8.0", 64), ("8.6", 48), ("8.7", 48), ("8.9", 48), ("9.0", 64), ("10.0", 64),
      ("12.0", 48), ("12.1", 48)],

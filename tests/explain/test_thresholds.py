@@ -12,6 +12,7 @@ from harness.explain import Known, Reason, Sibling, all_rules
 from harness.explain.rules.bytes import MORE
 from harness.model import KernelFacts, Limits, StreamPoint, Traffic, Work
 from tests.explain.conftest import COPY, COPY_WORK, IDLE, SLOW, made
+from tests.one_test import one_test
 
 D = 2**29
 WARPS = 2**20
@@ -30,7 +31,7 @@ def told(reasons: Iterable[Reason]) -> str:
     return "\n".join(line for reason in reasons for line in (reason.verdict, *reason.sums))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("rule", "quiet", "loud"),
     [
         ("bytes", {"read_bytes": 1.05 * D}, {"read_bytes": 1.07 * D}),
@@ -95,7 +96,7 @@ def test_a_rule_speaks_beyond_its_threshold_only(
     assert [reason.rule for reason in judged(rule, copying(**loud))] == [rule]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("rule", "quiet", "loud"),
     [
         ("bytes", {"traffic": Traffic(int(1.05 * D), D)}, {"traffic": Traffic(int(1.07 * D), D)}),

@@ -9,6 +9,7 @@ import pytest
 
 from harness.explain import Known, all_rules, explain, verdict
 from harness.model import Traffic
+from tests.one_test import one_test
 
 # fmt: off
 FAULTS = [
@@ -55,7 +56,7 @@ def test_the_lists_name_every_kernel_and_every_rule_has_one(right, healthy, asid
     assert set(right.values()) | set(asides.values()) == set(all_rules())
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@one_test("name", FAULTS)
 def test_the_first_verdict_is_the_fault(name: str, faulty: Callable[[str], Known], right: dict[str, str]) -> None:
     known = faulty(name)
     reasons = explain(known)
@@ -68,7 +69,7 @@ def test_the_first_verdict_is_the_fault(name: str, faulty: Callable[[str], Known
         assert reason.saves is None or 0 < reason.saves <= known.time
 
 
-@pytest.mark.parametrize("name", ALONE)
+@one_test("name", ALONE)
 def test_the_fault_is_all_that_is_told(name: str, faulty: Callable[[str], Known], right: dict[str, str]) -> None:
     assert [reason.rule for reason in explain(faulty(name))] == [right[name]]
 
@@ -90,7 +91,7 @@ def test_an_aside_stands_behind_causes(uncounted):
     assert verdict(known, reasons).startswith("Bytes beyond need")
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@one_test("name", HEALTHY)
 def test_a_healthy_kernel_gets_no_verdict(name: str, healthy: dict[str, Callable[[], Known]]) -> None:
     assert explain(healthy[name]()) == ()
 
@@ -142,7 +143,7 @@ ALIKE = ("coalescing", "bytes", "instructions", "conflicts", "partial_sectors", 
 """The rules to which it is one whether a kernel does its work in one launch, or in four launches of a quarter each."""
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("unfused", "many_launches")])
+@one_test("name", [name for name in FAULTS if name not in ("unfused", "many_launches")])
 def test_a_fault_in_four_launches_is_the_fault_of_one(name: str, faulty: Callable[[str], Known]) -> None:
     known = faulty(name)
     (kernel,) = known.kernels

@@ -9,6 +9,7 @@ import pytest
 
 from harness.explain import Known, Reason, Seen, all_rules, explain, verdict
 from harness.model import KernelFacts, KernelProfile, Traffic, Work
+from tests.one_test import one_test
 
 D = 2**29
 WARPS = 2**20
@@ -61,7 +62,7 @@ def test_a_full_pipe_of_operations_leaves_its_rest_to_gain(faulty):
     assert reason.saves == pytest.approx(0.14 * 2 * 8192**3 / 8e14 / 0.86)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("pipe", "remedy"),
     [
         ("lsu", "wider accesses"),

@@ -11,9 +11,10 @@ import scipy  # which imports scipy.stats, a second's work, where it is used
 from harness import stats
 from harness.gate.centre import LEAST_TRIMMED, Centre, TrimmedMean
 from harness.stats import Mean
+from tests.one_test import one_test
 
 
-@pytest.mark.parametrize("count", [5, 9, 10, 20, 23, 40])
+@one_test("count", [5, 9, 10, 20, 23, 40])
 def test_the_trimmed_mean_and_its_bounds_are_scipys(count: int) -> None:
     values = np.random.default_rng(count).standard_t(2, count)
     found = TrimmedMean.of(values.tolist())

@@ -16,6 +16,7 @@ from harness import stats
 from harness.gate import centre, looks, noise_store, offsets
 from harness.gate import deciding as gate
 from harness.gate.records import TELL_MOST, Decision, Margin, change, share
+from tests.one_test import one_test
 from tests.rare import rare
 
 MARGIN = Margin(0.01)
@@ -49,7 +50,7 @@ def test_the_screen_settles_what_is_clear() -> None:
     assert screened(spread(0.011, 0.001, 4)).outcome == "ok"  # better, by no more than a margin
 
 
-@pytest.mark.parametrize(
+@one_test(
     "changes",
     [spread(-0.05, 0.0001, 4), spread(-0.0095, 0.001, 4), spread(0.0, 0.02, 4), [0.0, 0.0], []],
     ids=["slower", "at the margin", "noisy", "too few", "none"],
@@ -66,7 +67,7 @@ def test_a_noise_floor_widens_the_margin() -> None:
     assert looked(spread(-0.02, 0.001, 10), margin=Margin(0.015, 0.03)).outcome == "ok"
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("mean", "outcome"),
     [(0.0, "inconclusive"), (-0.5, "inconclusive"), (-1.0, "regressed"), (0.5, "inconclusive"), (1.0, "improved")],
 )
@@ -93,9 +94,7 @@ def test_twice_as_slow_never_passes_whatever_the_noise_floor() -> None:
 # --- the looks ---
 
 
-@pytest.mark.parametrize(
-    ("mean", "outcome"), [(-0.03, "regressed"), (-0.0101, "inconclusive"), (-0.005, "ok"), (0.03, "improved")]
-)
+@one_test(("mean", "outcome"), [(-0.03, "regressed"), (-0.0101, "inconclusive"), (-0.005, "ok"), (0.03, "improved")])
 def test_a_look_decides(mean: float, outcome: str) -> None:
     found = looked(spread(mean, 0.002, 10))
     assert (found.outcome, found.stage, found.pairs) == (outcome, "confirm", 10)
@@ -153,7 +152,7 @@ def test_times_without_any_spread() -> None:
     assert (at_the_margin.outcome, at_the_margin.pairs_to_tell) == ("inconclusive", TELL_MOST)
 
 
-@pytest.mark.parametrize(("mean", "noise"), [(-0.014, 0.012), (-0.012, 0.006), (-0.008, 0.006), (-0.004, 0.012)])
+@one_test(("mean", "noise"), [(-0.014, 0.012), (-0.012, 0.006), (-0.008, 0.006), (-0.004, 0.012)])
 def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
     found = looked(spread(mean, noise, 10), look=2)
     assert found.outcome == "inconclusive"

@@ -13,6 +13,7 @@ from harness.gate.judging import judged
 from harness.gate.records import Revision
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job
+from tests.one_test import one_test
 
 JOB = Job(Case("twice", "plain", "float32", (("N", 64),), device="cpu"))
 
@@ -36,7 +37,7 @@ def test_code_of_the_base_that_cannot_be_loaded_is_told_as_the_base_s(tmp_path: 
     assert "name a base whose code can be loaded" in caught.value.advice
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("base", "now", "wrong", "unable"),
     [
         ({}, {}, "", ""),

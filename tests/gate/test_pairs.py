@@ -20,6 +20,7 @@ from harness.gate.records import Revision, Side
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Measurement, Work
 from harness.processes import python, start
+from tests.one_test import one_test
 from tests.rare import rare
 
 CODE = Revision("main", "0" * 40, False, "0" * 64)
@@ -129,7 +130,7 @@ def test_every_pair_has_a_process_of_each_side_in_an_order_drawn_by_the_seed(log
     assert [pair.first for pair in made.pairs["a/v/float32/N8"]] == quiet.firsts
 
 
-@pytest.mark.parametrize("seed", range(20))
+@one_test("seed", range(20))
 def test_of_any_ten_pairs_in_sequence_each_side_goes_first_in_five(seed: int) -> None:
     firsts = list(islice(pairing.order(random.Random(seed)), 53))
     assert {firsts[i : i + 10].count("base") for i in range(len(firsts) - 9)} == {5}
@@ -207,7 +208,7 @@ def test_a_steady_drift_of_the_machine_cancels_in_every_look(
     assert math.fsum(changes) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("seconds", [0.0, math.nan, math.inf, -1.0])
+@one_test("seconds", [0.0, math.nan, math.inf, -1.0])
 def test_a_time_without_a_ratio_gives_no_pair(seconds: float) -> None:
     case = jobs("a")[0].case
     good, bad = (Measurement(case, "ok", samples=(time,)) for time in (1.0, seconds))

@@ -23,6 +23,7 @@ from harness.gate.records import Finding, Pair, Revision, Side, Stage, UsedCode,
 from harness.gate.two_codes import Request, Sides, Start
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Machine, Measurement
+from tests.one_test import one_test
 
 BASE, NOW = Revision("main", "b" * 40, False, "1" * 64), Revision("the working tree", "f" * 40, True, "2" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(BASE, None, ()), "now": Checkout(NOW, None, ())}
@@ -144,7 +145,7 @@ def test_how_often_it_looks(pairs: int | None, before: int | None, most: int) ->
     assert two_codes._looks(request(pairs=pairs, earlier=earlier)) == most
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("kind", "cores", "ahead"), [("cpu", 64, 0), ("cuda", 1, 1), ("cuda", 8, 2), ("cuda", 11, 2), ("cuda", 64, 4)]
 )
 def test_processes_load_ahead_where_cores_are_free(machine: Machine, kind: str, cores: int, ahead: int) -> None:

@@ -20,6 +20,7 @@ from harness.processes import python, start
 from harness.processes.messages import Surveyed
 from harness.processes.used import digest
 from tests.gate.foreign import write
+from tests.one_test import one_test
 
 CODE = Revision("main", "b" * 40, False, "d" * 64)
 
@@ -248,7 +249,7 @@ class Asked:
         )
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("statuses", "fine"),
     [(("ok", "ok"), True), (("ok", "skipped"), True), (("unsupported", "ok"), True), (("ok", "wrong"), False)],
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import weakref
 
-import pytest
 import torch
 
 from harness.judge import data
 from harness.judge.calls import seen
+from tests.one_test import one_test
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -25,7 +25,7 @@ def into(out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("call", "torchs", "only"),
     [
         (lambda: torch.relu(X) + 1, ("aten.relu", "aten.add"), True),

@@ -20,6 +20,7 @@ from harness.judge.records import Sheet, Sized
 from harness.judge.sources import Source
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Op, Tensor, find
+from tests.one_test import one_test
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "judged_softmax.json"
 KERNEL = {"entry": "k", "grid": ["cdiv(N, 256)"], "block": 256, "arguments": ["x", "y", {"int64": "N"}]}
@@ -73,7 +74,7 @@ def test_launches_are_made_as_the_manifest_says(monkeypatch) -> None:
     assert made.variants["candidate"].devices == ("cuda",)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("change", "said"),
     [
         ({"kernel": []}, "the manifest: has the key 'kernel' (did you mean 'kernels'?)"),
@@ -120,7 +121,7 @@ def test_what_is_malformed_is_refused(change: dict[str, Any], said: str) -> None
 ALL = dict.fromkeys(ITEMSIZE, "T")
 
 
-@pytest.mark.parametrize(
+@one_test(
     "change",
     [
         {"kernels": [KERNEL] * 64},
@@ -134,7 +135,7 @@ def test_what_is_allowed(change: dict[str, Any]) -> None:
     assert isolated.parsed(json.dumps(MANIFEST | change), "k.json") == MANIFEST | change
 
 
-@pytest.mark.parametrize("key", ["source", "kernels", "entry", "grid", "block", "arguments"])
+@one_test("key", ["source", "kernels", "entry", "grid", "block", "arguments"])
 def test_what_is_missing_is_told(key: str) -> None:
     kernel = {name: value for name, value in KERNEL.items() if name != key}
     manifest = {name: value for name, value in {**MANIFEST, "kernels": [kernel]}.items() if name != key}
@@ -175,13 +176,13 @@ def test_an_op_of_ours_gets_the_manifest_s_variant(monkeypatch) -> None:
     assert ops.op(sheet(MANIFEST)).variants["candidate"].devices == ("cuda",)
 
 
-@pytest.mark.parametrize("text", ["", "[1", "[" * 100_000, "\xff"])
+@one_test("text", ["", "[1", "[" * 100_000, "\xff"])
 def test_what_isn_t_json_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         isolated.parsed(text, "k.json")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("change", "said"),
     [
         ({"arguments": ["z"]}, "has the argument 'z', which is no tensor of op 'own'"),

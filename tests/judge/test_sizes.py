@@ -10,6 +10,7 @@ import pytest
 
 from harness.judge import sizes
 from harness.judge.sizes import drawn
+from tests.one_test import one_test
 
 
 def first(count: int, seed: int, **sizes: int) -> list[dict[str, int]]:
@@ -65,7 +66,7 @@ def test_sizes_at_which_kernels_break_come_often():
     assert share(n, 1, n + 1, odd=True) == pytest.approx(1 - (2 + 1) / 7 / 2, abs=0.02)
 
 
-@pytest.mark.parametrize(("size", "part"), [(2**22, 2**16), (3 * 2**10, 2**6), (99, 1), (24, 1), (32, 2)])
+@one_test(("size", "part"), [(2**22, 2**16), (3 * 2**10, 2**6), (99, 1), (24, 1), (32, 2)])
 def test_a_coarse_size_is_a_multiple_of_a_sixteenth_of_what_divides_it(size, part):
     rng = random.Random(1)
     every = {sizes._one(size, rng, coarse=True) for _ in range(2000)}

@@ -19,6 +19,7 @@ from harness.judge.forms._reference import compared
 from harness.judge.records import Sheet, Sized, TensorForm
 from harness.ops import comparer
 from harness.ops.comparer import Expected, complaint
+from tests.one_test import one_test
 
 SHEET = Sheet("own", "mine.py", "theirs.py", "", "cpu", "float32", 7, "judged", notes=("first",))
 Values = list[torch.Tensor]
@@ -120,7 +121,7 @@ def other_each_time() -> Callable[[Values], Any]:
     return lambda values: values[0] * 2 + next(made)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("functions", "said"),
     [
         ({"call": lambda v: v[5]}, "the reference at N=6 fails: IndexError"),
@@ -151,7 +152,7 @@ def failing(_: Values) -> None:
     raise TypeError("not for float64")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("functions", "precise", "said"),
     [
         ({}, True, "The reference runs in float64."),
@@ -264,7 +265,7 @@ def wrong(got: list[float], want: list[float], dtype: torch.dtype = torch.float3
     return complaint(compared([torch.tensor(got, dtype=dtype)], [torch.tensor(want, dtype=torch.float64)]))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "allowed"),
     [(torch.float64, 1e-7), (torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 1e-2)],
 )

@@ -11,12 +11,13 @@ from harness.judge import Asked, Calls
 from harness.judge.records import STRIDES, Checked, Sheet
 from harness.judge.verdict import Ruling, ceiling_is_wrong, declines
 from harness.model import Case, Header, Limits, Measurement, Run, StreamPoint, Warning, Work
+from tests.one_test import one_test
 
 CASE = Case("judged", "candidate", "float32", (("N", 1024),), device="cpu")
 RULING = Ruling(Asked(Path("mine.py"), "cpu", 1), "", ())
 
 
-@pytest.mark.parametrize("status", ["wrong", "implausible", "crashed", "timeout", "out_of_memory", "unsupported"])
+@one_test("status", ["wrong", "implausible", "crashed", "timeout", "out_of_memory", "unsupported"])
 def test_a_candidate_without_a_time_fails(status, header) -> None:
     found = RULING.of_run(Run(header, (Measurement(CASE, status, error="why"),)), [], None)
     assert (found.verdict, found.code) == (status, 5)
@@ -67,7 +68,7 @@ def test_without_a_baseline_there_is_nothing_to_compare_with(header) -> None:
     assert found.timed[0].missing == {"eager": "crashed: no"}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("status", "error", "declined"),
     [
         ("crashed", "ValueError: too long", True),

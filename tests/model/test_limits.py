@@ -8,6 +8,7 @@ import pytest
 
 from harness import store
 from harness.model import Bound, ComputePoint, Limits, LinkPoint, StreamPoint, Work
+from tests.one_test import one_test
 
 WORK = Work(read=600, written=400)
 
@@ -117,7 +118,7 @@ BOTH = Limits(
 )
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("work", "bound"),
     [
         (Work(500, 500), Bound("memory", 1.0)),
@@ -148,7 +149,7 @@ def test_a_link_is_that_of_as_many_devices() -> None:
     assert BOTH.seconds(Work(sent=1000), world=8) is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("again", "cache", "counted"),
     [(400, 1000, 1600), (400, 100, 1900), (400, 0, 2000), (0, 1000, 2000)],
     ids=["fits", "in part", "unknown cache", "nothing is read again"],

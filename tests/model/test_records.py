@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from harness.model import (
     Attachment,
     Case,
@@ -22,6 +20,7 @@ from harness.model import (
     Work,
     by_group,
 )
+from tests.one_test import one_test
 
 CASE = Case("prelu", "tuned", "float16", (("N", 96), ("C", 64), ("H", 112), ("W", 112)))
 WORK = Work(read=600, written=400)
@@ -140,7 +139,7 @@ def test_a_curve_is_of_variants_unless_lines_are_something_else() -> None:
     assert not Curve("N", "size", littles_law=True).of_variants
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("op", "variant", "role"),
     [
         ("copy", "eager", "control"),

@@ -17,6 +17,7 @@ from harness.metrics import METRICS, Metric
 from harness.model import Case, Measurement
 from harness.ops import Choice, Op, Tensor, Traffic, Work
 from harness.processes.messages import Measured, decode_reply, encode
+from tests.one_test import one_test
 from tests.properties import bounded
 
 SCALARS = st.one_of(
@@ -170,7 +171,7 @@ def test_a_field_is_taken_or_refused_with_its_line(what: str) -> None:
     holds()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("declare", "found", "advice"),
     [
         (lambda: Tensor("x", ("N",), inplace="no"), "inplace of tensor 'x' is 'no'", "True, False"),

@@ -7,6 +7,7 @@ import pytest
 from harness.errors import UsageError
 from harness.ops import Catalogue, Op
 from harness.ops.baselines import MODES, compiled, compiled_variants
+from tests.one_test import one_test
 
 
 @pytest.mark.slow  # C++ is compiled; that torch takes the modes and traces functions, other tests have
@@ -43,7 +44,7 @@ def test_an_op_declares_both_modes_at_once(monkeypatch):
         compiled_variants(op, "again")(compile_)
 
 
-@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+@one_test("op", Catalogue().values(), ids=lambda op: op.name)
 def test_every_op_has_both_modes_or_none_and_they_declare_the_same(op):
     found = [op.variants.get(name) for name in MODES]
     if found == [None, None]:

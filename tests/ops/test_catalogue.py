@@ -11,6 +11,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 SHEET = "from harness.ops import Op\nOP = Op('{name}', '', {{'N': 'elements'}})\n"
 
@@ -43,7 +44,7 @@ def test_every_bundled_op_has_the_name_of_its_file_and_a_twin_in_its_family():
         assert twin.parent.name == op.file.parent.name
 
 
-@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+@one_test("op", Catalogue().values(), ids=lambda op: op.name)
 def test_the_role_of_every_bundled_variant_fits_what_it_is(op):
     """Each op has something to be compared with; torch's code is the library's, and a text's kernels name its rows."""
     roles = {variant.name: variant.role for variant in op.variants.values()}

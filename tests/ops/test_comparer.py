@@ -9,6 +9,7 @@ import torch
 
 from harness.ops import Expected, comparer
 from harness.ops.comparer import complaint
+from tests.one_test import one_test
 
 INF, NAN = math.inf, math.nan
 
@@ -79,9 +80,9 @@ def test_infinities_meet_equal_ones_and_nan_meets_nan(allowed):
     assert compared([INF, -INF, NAN], [INF, -INF, NAN], allowed) is None
 
 
-@pytest.mark.parametrize("allowed", [None, 1e300, INF])
-@pytest.mark.parametrize("want", [INF, -INF, NAN])
-@pytest.mark.parametrize("got", [1.0, INF, -INF, NAN])
+@one_test("allowed", [None, 1e300, INF])
+@one_test("want", [INF, -INF, NAN])
+@one_test("got", [1.0, INF, -INF, NAN])
 def test_no_other_value_passes_for_one_that_is_not_finite(got, want, allowed):
     same = got == want or (math.isnan(got) and math.isnan(want))
     assert (compared([got], [want], allowed) is None) == same
@@ -94,8 +95,8 @@ def test_what_is_not_finite_is_infinitely_far_off(got):
     )
 
 
-@pytest.mark.parametrize("want", [INF, -INF, NAN])
-@pytest.mark.parametrize("got", [INF, -INF, NAN])
+@one_test("want", [INF, -INF, NAN])
+@one_test("got", [INF, -INF, NAN])
 def test_loose_takes_any_value_that_is_not_finite(got, want):
     assert compared([got], [want], loose=True) is None
     assert compared([1.0], [want], loose=True)
@@ -133,7 +134,7 @@ def test_an_allowed_distance_that_is_not_a_number_allows_nothing():
     assert judged([1.5], [1.0], NAN).wrong, "nor a multiple of it"
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
+@one_test("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
 def test_integers_must_be_equal(dtype):
     want = torch.tensor([0, 1, 1, 0], dtype=dtype)
     assert complaint([Expected("y", want.clone(), want)]) is None
@@ -250,7 +251,7 @@ def test_what_is_not_finite_is_no_part_of_a_typical_element(other):
         assert (judged([other, 2**-10 + units * 2**-20], [other, 2**-10]).wrong is not None) == wrong
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("units", "allowed", "wrong"),
     [(8, 1 / 64, False), (9, 1 / 64, True), (8, 1e-6, False), (9, 1e-6, True), (16, 2 / 64, False), (17, 2 / 64, True)],
 )
@@ -267,8 +268,8 @@ def test_a_rounding_to_the_other_side_is_inexact_where_nothing_is_allowed():
     )
 
 
-@pytest.mark.parametrize("got", [INF, -INF, NAN])
-@pytest.mark.parametrize("want", [INF, NAN, 1.0, 65504])
+@one_test("got", [INF, -INF, NAN])
+@one_test("want", [INF, NAN, 1.0, 65504])
 def test_what_is_not_finite_is_never_inexact(got, want):
     found = judged([got], [want], 1.0)
     assert found.inexact is None

@@ -14,6 +14,7 @@ from harness.errors import UsageError
 from harness.model import Case
 from harness.ops import Catalogue, find
 from harness.ops.declarations import check_callable
+from tests.one_test import one_test
 
 HEAD = "from harness.ops import *\nfrom harness.ops import Op, Tensor, Choice, Work, Traffic\n"
 """Two lines, so that a declaration below begins at line 3."""
@@ -59,7 +60,7 @@ def test_a_field_of_an_op_that_cannot_be_meant(tmp_path: Path, fields: str, foun
     assert advice in caught.value.advice
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("takes", "function"),
     [
         (False, lambda _s: 1),
@@ -160,7 +161,7 @@ def case(**fields: object) -> Case:
     return Case(**{**known, "shape": sizes, "choices": choices, **fields})
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("fields", "found", "advice"),
     [
         ({"variant": "tunde"}, "has the variant 'tunde'", "did you mean 'tuned'?"),

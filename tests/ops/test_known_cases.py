@@ -16,6 +16,7 @@ from harness.errors import Exit
 from harness.model import Case
 from harness.ops import Choice, Op
 from harness.ops.known_cases import load, named, recognised, recognised_run, translated
+from tests.one_test import one_test
 
 SIZES, LAYOUT = {"M": "rows", "N": "columns"}, Choice("the layout", ("nchw", "nhwc"))
 BEFORE = Op("mine", "", SIZES, choices={"layout": LAYOUT})
@@ -84,7 +85,7 @@ def test_an_id_of_before_the_op_learned_a_choice_is_todays() -> None:
     assert translated("mine/tuned/float32/M2-N3/layout=nchw", learned) == "mine/tuned/float32/M2-N3"
 
 
-@pytest.mark.parametrize(
+@one_test(
     "made",
     [
         case({"M": 2, "N": 3}, layout="nchw"),
@@ -99,9 +100,7 @@ def test_an_id_names_its_case_whether_it_is_whole_or_not(made: Case) -> None:
     assert translated(made.whole_id, ops()) == made.id
 
 
-@pytest.mark.parametrize(
-    "key", ["mine", "mine/tuned/float32/M2", "mine/tuned/float32/X2-N3", "yours/a/b/N1", "mine/a/b/M2-N3/z=1"]
-)
+@one_test("key", ["mine", "mine/tuned/float32/M2", "mine/tuned/float32/X2-N3", "yours/a/b/N1", "mine/a/b/M2-N3/z=1"])
 def test_an_id_of_no_case_stays_as_it_is(key: str) -> None:
     assert named(key, ops()) is None
     assert translated(key, ops()) == key

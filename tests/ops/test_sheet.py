@@ -10,6 +10,7 @@ from harness import metrics, units
 from harness.errors import UsageError
 from harness.model import Case, Traffic, Work
 from harness.ops import Choice, Context, Op, Tensor
+from tests.one_test import one_test
 
 N = {"N": "elements"}
 X, Y = Tensor("x", ("N",)), Tensor("y", ("N",))
@@ -22,7 +23,7 @@ def prepare(_):
 # Choices.
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("choice", "usual", "allowed"),
     [
         (Choice("", ("nchw", "nhwc")), "nchw", "nchw, nhwc"),
@@ -61,7 +62,7 @@ def test_a_choice_must_not_have_the_name_of_a_size():
         Op("o", "", N, choices={"N": Choice("", ("a",))})
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("options", "wrong", "advice"),
     [
         ({"dtypes": ("float32", "float33")}, "op 'o' has the dtype 'float33'", "did you mean 'float32'"),
@@ -190,7 +191,7 @@ def test_traffic_is_the_variant_s_own_account_or_its_tensors_or_the_work():
 # Variants.
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("role", "library"),
     [("baseline", True), ("peer", True), ("control", True), ("published", False), ("ours", False)],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.plans import Entry, Plan, TimedPlan, choose
+from tests.one_test import one_test
 
 A, B, C = ({"threads": number} for number in (64, 128, 256))
 
@@ -78,7 +79,7 @@ def test_the_rule_stays_where_the_search_put_it_first_since_no_plan_was_surely_f
     assert taken([entry(1024, best, rule)], 1024) == A
 
 
-@pytest.mark.parametrize(("columns", "near"), [(2048, True), (2049, False), (512, True), (511, False)])
+@one_test(("columns", "near"), [(2048, True), (2049, False), (512, True), (511, False)])
 def test_a_size_more_than_a_factor_of_two_away_is_no_neighbour(columns: int, near: bool) -> None:
     assert bool(taken([entry(1024, timed(A, 1.0), timed(B, 2.0, rule=True))], columns)) == near
 

@@ -11,6 +11,7 @@ import pytest
 from harness import kept, paths, plans
 from harness.errors import UsageError
 from harness.plans import Entry, PlanTable, TimedPlan
+from tests.one_test import one_test
 
 ENTRY = Entry(
     "op", "tuned", "float32", {"N": 8}, {"layout": "nhwc"}, (TimedPlan({"way": "a", "rows": 2}, 2.0, 1.0, 3.0),),
@@ -44,7 +45,7 @@ def test_what_is_written_is_read_and_the_users_own_comes_first(folders: Path) ->
     assert plans.entries("cpu") == ((own,), (ENTRY,))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "no json", '{"device": 3}', '{"schema": 99, "device": "x", "entries": []}'])
+@one_test("text", ["", "{}", "no json", '{"device": 3}', '{"schema": 99, "device": "x", "entries": []}'])
 def test_a_table_that_cannot_be_read_is_none(text: str) -> None:
     kept.write(f"plans/{plans.file_name(plans.device_name('cpu'))}", text.encode())
     assert plans.entries("cpu") == ()

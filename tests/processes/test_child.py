@@ -22,6 +22,7 @@ from harness.limits import Needs
 from harness.model import Case, Job, Limits, Scenario, StreamPoint
 from harness.processes import child, messages, rank
 from harness.processes.rank import Beginning, Meeting
+from tests.one_test import one_test
 
 ROOT = Path(store.__file__).parents[2]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
@@ -262,7 +263,7 @@ def test_a_question_is_one_line_and_comes_back_equal(message: messages.Question)
     assert messages.decode_question(line) == message
 
 
-@pytest.mark.parametrize(
+@one_test(
     "message",
     [
         READY,

@@ -12,6 +12,7 @@ import pytest
 from harness.errors import MachineError, UsageError
 from harness.processes import place, python
 from harness.processes.place import Place
+from tests.one_test import one_test
 
 LONG = "a secret of 32 characters or more"
 GIVEN = {
@@ -53,7 +54,7 @@ def test_what_torchrun_has_set_is_not_left_to_later_processes(started: Set, monk
     assert not {*GIVEN, "HARNESS_SECRET"} & os.environ.keys()
 
 
-@pytest.mark.parametrize(
+@one_test(
     "words",
     [["gate", "--", "--ops", "a.py"], ["run", "--operation", "a.py"], ["run", "--ops"], ["run", "--opsa.py"], []],
 )

@@ -18,6 +18,7 @@ from harness.processes import rank, team
 from harness.processes.messages import Measure, Measured, encode
 from harness.processes.supervisor import Workers
 from harness.processes.team import LostError, Team
+from tests.one_test import one_test
 from tests.properties import bounded
 
 Revision = Callable[..., Path]
@@ -134,9 +135,7 @@ def test_any_bytes_are_an_answer_or_a_crash(job: Callable[..., Job], good: bytes
     holds()
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"kind": "figures"}\n', b"[" * 100_000 + b"\n", b"\n", b'{"kind": "measurement"}\n']
-)
+@one_test("line", [b'{"kind": "figures"}\n', b"[" * 100_000 + b"\n", b"\n", b'{"kind": "measurement"}\n'])
 def test_a_message_of_an_unknown_kind_is_meant_by_another_revision_alone(job: Callable[..., Job], line: bytes) -> None:
     with pytest.raises(LostError, match=r"^answered what can't be read: '[\s\S]*\nsaid before$"):
         answered(job("fine"), line)

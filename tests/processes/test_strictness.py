@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from harness.ops import Extremes, Op, Tensor
 from harness.processes.strictness import laxer, newly_spared, spared, strictness
+from tests.one_test import one_test
 
 
 def op(**fields: Any) -> Op:
@@ -28,7 +27,7 @@ def test_the_tolerance_of_each_dtype_is_told_and_what_is_not_checked_is_not() ->
     assert strictness([op(reference=None)]) == ()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("before", "now", "words"),
     [
         ({}, {}, []),
@@ -66,7 +65,7 @@ def exempt(*names: str, **largest: float) -> dict[str, Any]:
 OWN_INPUTS = {"make": lambda ctx: None}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("before", "now", "words"),
     [
         ({}, {}, []),

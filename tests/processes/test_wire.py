@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.processes import wire
 from harness.processes.wire import Ask, Challenge, Do, Ended, Hello, Link, Message, Said, StartRank, Welcome
+from tests.one_test import one_test
 from tests.properties import bounded
 
 SECRET = b"a secret of a run that is long enough"
@@ -65,7 +66,7 @@ def test_both_ends_hear_each_other_once_both_have_proven_the_secret() -> None:
         assert [*leader.take(60)] == said
 
 
-@pytest.mark.parametrize("changed", ["rank", "host", "drawn", "proof"])
+@one_test("changed", ["rank", "host", "drawn", "proof"])
 def test_a_proof_is_of_one_process_and_one_connection(changed: str) -> None:
     """So a proof that was heard can't be used again, and nobody gets another rank by it."""
     near, far = socket.socketpair()
@@ -152,7 +153,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changed", SHAPES, ids=map(json.dumps, SHAPES))
+@one_test("changed", SHAPES, ids=map(json.dumps, SHAPES))
 def test_who_knows_the_secret_can_say_only_what_has_a_known_shape(changed: dict[str, Any]) -> None:
     with proven() as (leader, keeper, near, _):
         leader.send(START)

@@ -12,6 +12,7 @@ from harness.model import COUNTERS, Case, Job
 from harness.profile import CALLS, _request, ncu
 from harness.profile._ncu_metrics import _NAMES, BYTES, DETAILS, translated
 from harness.profile._request import ProfileRequest
+from tests.one_test import one_test
 
 CASES = ["copy/a/float32/N8", "copy/b/float32/N8", "copy/c/float32/N8"]
 METRICS = ("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "launch__registers_per_thread")
@@ -183,7 +184,7 @@ def test_every_counter_has_a_name_of_ncu_but_local_bytes_which_the_compiler_tell
     assert _NAMES.keys() <= COUNTERS.keys()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("found", "wanted"),
     [
         ({"lts__t_sector_hit_rate.pct": 25.0}, {"l2_hit": 0.25}),

@@ -11,6 +11,7 @@ import pytest
 
 from harness.errors import MachineError
 from harness.profile import nsys, tools
+from tests.one_test import one_test
 
 
 def test_it_is_a_tool() -> None:
@@ -65,7 +66,7 @@ def test_an_nsys_that_does_not_start_is_refused(fake_nsys: Callable[[str], Path]
         nsys.refuse()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("output", "message", "advice"),
     [
         ("unrecognised option '--cuda-graph-trace=node'", "too old", "2022.4"),

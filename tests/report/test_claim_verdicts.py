@@ -19,6 +19,7 @@ from harness.report.claim_tables import explained, interval, interval_over, note
 from harness.report.claims import Comparison, comparisons, judged
 from harness.report.formats.markdown import render
 from harness.report.text import cell
+from tests.one_test import one_test
 
 SHAPE = (("N", 2**20),)
 Build = Callable[..., Measurement]
@@ -38,7 +39,7 @@ def of(times: Sequence[float], spread: float = 1e-3) -> dict[str, Any]:
 # ---- What counts as agreeing.
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("says", "value", "low", "high", "verdict"),
     [
         ("better", 2.0, 1.95, 9.0, "agrees"),
@@ -80,7 +81,7 @@ def test_how_near_is_near_is_the_claim_s_to_say() -> None:
     assert judged(replace(claim, within=0.1), METRICS["speedup"], found) == "agrees"
 
 
-@pytest.mark.parametrize("metric", ["time", "bandwidth", "items", "flops"])
+@one_test("metric", ["time", "bandwidth", "items", "flops"])
 def test_nothing_here_can_tell_whether_other_hardware_has_a_rate(metric: str) -> None:
     claim = Claim("O2", "amp", metric, 1472.0, "V100")
     assert judged(claim, METRICS[metric], Bounded(3000.0, 2999.0, 3001.0, "processes", 3)) == "can't tell"

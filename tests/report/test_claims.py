@@ -12,6 +12,7 @@ from harness.report.claim_tables import claimed, explained, notes, table
 from harness.report.claim_tables import measured as shown
 from harness.report.claims import Comparison, Found, comparisons
 from harness.report.text import cell
+from tests.one_test import one_test
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
 
@@ -146,7 +147,7 @@ def test_only_words_that_the_table_has_are_explained(compared: Callable[[Claim],
     assert [text.split(":")[0] for text in told[1:]] == ["No figure", "Interval", "Over one process"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("found", "bounds", "is_by_counters", "verdict"),
     [
         ((), None, False, None),

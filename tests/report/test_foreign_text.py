@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -33,6 +32,7 @@ from harness.report.tree import (
     Terms,
     text_column,
 )
+from tests.one_test import one_test
 from tests.properties import bounded
 
 HOSTILE = [
@@ -116,7 +116,7 @@ def spans(tokens: Sequence[Token], kind: str) -> list[tuple[int, int]]:
     return list(zip(opened, closed, strict=True))
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@one_test("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_text_of_others_is_text(text: str) -> None:
     built_as_ours(text)
 
@@ -138,7 +138,7 @@ def test_each_place_escapes_once() -> None:
 # ---- Tables for other programs.
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "written"),
     [
         ("=1+2", "'=1+2"),

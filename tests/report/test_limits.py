@@ -4,17 +4,14 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from harness import report
 from harness.model import Limits, Machine, StreamPoint
 from harness.report import limit_tables
 from harness.report.text import as_text
+from tests.one_test import one_test
 
 
-@pytest.mark.parametrize(
-    ("share", "name"), [(1.0, "1:0"), (0.75, "3:1"), (0.67, "2:1"), (0.5, "1:1"), (0.33, "1:2"), (0.0, "0:1")]
-)
+@one_test(("share", "name"), [(1.0, "1:0"), (0.75, "3:1"), (0.67, "2:1"), (0.5, "1:1"), (0.33, "1:2"), (0.0, "0:1")])
 def test_mixes_are_named_by_small_numbers(share: float, name: str) -> None:
     assert limit_tables.mix(share) == name
 

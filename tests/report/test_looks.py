@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import pytest
-
 from harness.ops import Catalogue
 from harness.report.looks import BASELINES, FOREMOST, OURS, PEERS, PUBLISHED, SERIES, looks
+from tests.one_test import one_test
 
 ROLES = {"eager": "baseline", "compile": "baseline", "naive": "published", "packed": "published", "tuned": "ours"}
 
@@ -32,7 +31,7 @@ def test_an_op_of_baselines_only_has_colours() -> None:
     assert set(looks({"nccl": "baseline", "gloo": "baseline"}).values()) <= set(PUBLISHED)
 
 
-@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+@one_test("op", Catalogue().values(), ids=lambda op: op.name)
 def test_variants_of_an_op_look_different(op: object) -> None:
     variants = op.variants.values()  # type: ignore[attr-defined]
     found = looks({variant.name: variant.role for variant in variants})

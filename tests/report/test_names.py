@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from harness.report.kernel_names import kernel_name
+from tests.one_test import one_test
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "wanted"),
     [
         ("bias_add_tuned", "bias_add_tuned"),

@@ -19,6 +19,7 @@ from harness import report
 from harness.ops import Catalogue, known_cases
 from harness.report import older
 from harness.report.formats import plots
+from tests.one_test import one_test
 
 SVG = "{http://www.w3.org/2000/svg}"
 FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
@@ -93,7 +94,7 @@ def content(svg: str) -> tuple[list[str], list[float]]:
     return words, places
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("change", "shown"),
     [
         (lambda svg: svg.replace("M 10.2 20", "M 10.4 20").replace("#a1", "#b2"), True),
@@ -114,7 +115,7 @@ def test_a_picture_that_shows_something_else_would_be_noticed(change: Callable[[
 FOLDERS = sorted({page.parent for page in REPORTS.rglob("*.md")})
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@one_test("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_pictures_of_a_report_are_there_and_whole(folder: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
     shown = {folder / name for name in re.findall(r"!\[[^]]*\]\(([^)]*)\)", pages)}

@@ -17,6 +17,7 @@ from harness.model import Curve, Measurement, Run, Work
 from harness.report import charts, frame, looks, plotting, sweeps, terminal
 from harness.report.text import as_text
 from harness.report.tree import Table
+from tests.one_test import one_test
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
@@ -153,7 +154,7 @@ def test_a_variant_that_never_ran_stops_nowhere_else(swept: Callable[..., Run]) 
     assert (stop.ran, stop.without) == ("nowhere", "65536 to 131072")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("chosen", "text"),
     [
         ([], "nowhere"),

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 from rich.console import Console
 
 from harness.profile._timeline import FamilyTime, Gaps, KernelTime, Timeline
 from harness.report import terminal, timeline, timeline_plot
 from harness.report.formats import markdown
+from tests.one_test import one_test
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_never_idle_has_a_page() -> None:
     assert cells(text, "idle") == ["idle", "0.0% (0 s)"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "shown"),
     [
         (ADD, "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, st…"),

@@ -12,6 +12,7 @@ from harness.model import Claim, Curve, Expectation, Timing
 from harness.ops import Catalogue, Op
 from harness.scenario import Definition, Selection, load, plan
 from harness.scenario.definition import Setting
+from tests.one_test import one_test
 
 Write = Callable[..., Path]
 Refused = Callable[[str], list[tuple[str, str]]]
@@ -213,7 +214,7 @@ def test_an_op_without_variants_is_nothing_to_measure(refused: Refused, catalogu
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shapes", "said"),
     [
         ("7", "found 7"),
@@ -249,7 +250,7 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("claim", "place", "said"),
     [
         ("metric: speedup, base: {M: 4}", "base", "a mapping with the keys M is of no case of this scenario; "),
@@ -271,7 +272,7 @@ def test_a_claim_that_can_not_be_judged_is_refused(refused: Refused, claim: str,
     assert told.startswith(said)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("floors", "place", "said"),
     [
         ("0.9", "expect.fast", "must be a mapping, found 0.9"),
@@ -299,7 +300,7 @@ def test_a_floor_that_holds_nothing_is_refused(refused: Refused, floors: str, pl
     assert refused(f"title: t\nop: add\n{ONE}expect: {{fast: {floors}}}\n") == [(f"4: {place}", said)]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("curve", "place", "said"),
     [
         ("{over: M * n, label: x}", "over", "'M * n' (with M = 3) uses 'n', which isn't a symbol here; allowed: M, N"),

@@ -12,6 +12,7 @@ import pytest
 from harness.errors import InputError
 from harness.ops import Op
 from harness.scenario import Overview, find, load, overview
+from tests.one_test import one_test
 
 Write = Callable[..., Path]
 Refused = Callable[[str], list[tuple[str, str]]]
@@ -41,7 +42,7 @@ def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "place", "message"),
     [
         ("", "s.yaml", "is empty; see scenarios/quick.yaml for an example"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.errors import MOST_PROBLEMS, InputError
 from harness.ops import Op
 from harness.scenario import checks, documents, find, load
+from tests.one_test import one_test
 from tests.properties import bounded
 
 Refused = Callable[[str], list[tuple[str, str]]]
@@ -20,7 +21,7 @@ Write = Callable[..., Path]
 FINE = "title: t\nop: add\nshapes: [{M: 1, N: 2}]\n"
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "kind"),
     [
         ("!!bool maybe", "bool"),
@@ -67,7 +68,7 @@ def bomb(levels: int, first: str = "x", key: str = "tags") -> str:
     return FINE + "\n".join([*lines, f"{key}: *a{levels - 1}"]) + "\n"
 
 
-@pytest.mark.parametrize(
+@one_test(
     "text",
     [
         bomb(15),
@@ -133,7 +134,7 @@ def test_all_files_together_have_a_limit(
         load(files, catalogue)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("line", "said"),
     [
         ("timing: {max_time: 1e15}", "must be 86400 or less, found 1000000000000000.0"),

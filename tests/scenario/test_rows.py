@@ -9,6 +9,7 @@ import pytest
 
 from harness.ops import Catalogue
 from harness.scenario import load
+from tests.one_test import one_test
 
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
 LISTED = re.findall(r"^\| ([A-Z]\d+) \|", (SCENARIOS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -25,7 +26,7 @@ def test_every_row_that_an_op_names_is_one_of_the_texts(catalogue: Catalogue) ->
     assert len(named) > 15
 
 
-@pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
+@one_test("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_row_that_a_scenario_names_has_a_claim_line(file: Path, catalogue: Catalogue) -> None:
     for scenario in load([file], catalogue):
         assert set(scenario.rows) - set(LISTED) == set(), scenario.name

@@ -13,6 +13,7 @@ from harness.ops import Catalogue
 from harness.paths import data
 from harness.scenario import json_schema
 from harness.scenario.documents import read
+from tests.one_test import one_test
 
 jsonschema = pytest.importorskip("jsonschema")
 FOLDER = data("scenarios")
@@ -30,14 +31,14 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(json_schema())
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@one_test("file", FILES, ids=lambda file: file.stem)
 def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
     assert file.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
     for document in read(file):
         validator().validate(document.data)
 
 
-@pytest.mark.parametrize(
+@one_test(
     "change",
     [
         {"shapes": [{"N": 1.5}]},

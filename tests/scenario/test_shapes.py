@@ -8,6 +8,7 @@ import pytest
 
 from harness.ops import Op, Tensor
 from harness.scenario import Definition
+from tests.one_test import one_test
 
 Refused = Callable[[str], list[tuple[str, str]]]
 Loaded = Callable[..., Definition]
@@ -54,7 +55,7 @@ def test_a_size_whose_default_is_0_may_be_0(loaded: Loaded, refused: Refused, ca
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "place", "said"),
     [
         ("{M: 0, N: 1}", "M", "a size must be 1 or more; found 0"),
@@ -158,7 +159,7 @@ def test_choices(loaded: Loaded, text: str, expected: list[dict[str, object]]) -
     assert all([name for name, _ in setting.choices] == list(CHOSEN) for setting in settings)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "place", "said"),
     [
         ("choices: {layuot: forward}", "4: choices.layuot", "op 'scale' has no such choice; did you mean 'layout'?"),

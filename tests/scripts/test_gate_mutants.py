@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.one_test import one_test
 from tests.rare import rare
 
 TOP = Path(__file__).parents[2]
@@ -122,7 +123,7 @@ def row(mutant: str, true: float, outcome: str) -> Any:
     return SCRIPT.Row(mutant, f"{mutant}/tuned", true, true - 0.001, true + 0.001, outcome, true, 14, 1, 61.2)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("true", "outcome", "judged"),
     [
         (-0.05, "regressed", "caught"),

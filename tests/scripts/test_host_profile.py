@@ -10,6 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from tests.one_test import one_test
+
 FILE = Path(__file__).parents[2] / "scripts" / "host_profile.py"
 
 
@@ -70,7 +72,7 @@ def test_rungs_take_turns_and_each_round_has_a_time_of_each(script, monkeypatch)
     assert {one.made for one in rungs.values()} == {script.ROUNDS * script.STEPS}
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "yes"), (1.04, "yes"), (1.06, "no"), (0.5, "yes")])
+@one_test(("slower", "verdict"), [(1.0, "yes"), (1.04, "yes"), (1.06, "no"), (0.5, "yes")])
 def test_a_rung_is_judged_by_the_ratio_of_each_round(script, slower, verdict):
     """The host is twice as slow in half of the rounds; the ratio of a round doesn't show that."""
     others = [1e-3, 2e-3] * 20

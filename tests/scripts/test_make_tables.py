@@ -16,6 +16,7 @@ import pytest
 from harness import store
 from harness.model import Result
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -44,7 +45,7 @@ def runs() -> Any:
     return SCRIPT.Runs()
 
 
-@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@one_test("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_table_and_figure_is_as_the_runs_have_it(page: Path, runs: Any) -> None:
     text = page.read_text(encoding="utf-8")
     assert SCRIPT.written(text, runs) == text, "run scripts/make_tables.py"
@@ -57,12 +58,12 @@ def typed(text: str) -> list[str]:
     return [found for found in MEASURED.findall(rest) if found not in GIVEN]
 
 
-@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@one_test("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_figure_was_typed(page: Path) -> None:
     assert typed(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("figure", ["97.5%", "1.56x", "262 us", "4243 GB/s", "3.8 times", "2.5e12"])
+@one_test("figure", ["97.5%", "1.56x", "262 us", "4243 GB/s", "3.8 times", "2.5e12"])
 def test_a_typed_figure_would_be_noticed(figure: str) -> None:
     assert typed(f"It reaches {figure} there.") != []
     assert typed(f"It reaches <!-- figure a b -->{figure}<!-- end --> there, and `{figure}` is code.") == []
@@ -82,7 +83,7 @@ def test_a_changed_figure_fails_the_check(runs: Any) -> None:
     assert SCRIPT.written(changed, runs) == text
 
 
-@pytest.mark.parametrize(
+@one_test(
     "mark",
     [
         "table nothing",

@@ -18,6 +18,7 @@ from harness.model.run import Header
 from harness.ops import Catalogue, known_cases
 from harness.ops.catalogue import LOADED
 from tests.exploits import REGISTER
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parents[2]
 PATCHES = sorted((ROOT / "scripts" / "trust").glob("*.patch"))
@@ -139,7 +140,7 @@ def test_faults_are_told_with_where_they_were_found(run: Run) -> None:
 # ---- What scripts/trust_runs.sh measures.
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+@one_test("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_each_patch_fits_the_code(patch: Path) -> None:
     done = subprocess.run(
         ["git", "apply", "--check", str(patch)], cwd=ROOT, capture_output=True, text=True, check=False

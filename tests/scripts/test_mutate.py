@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.one_test import one_test
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 mutate, mutations = import_module("mutate"), import_module("mutations")
@@ -21,7 +23,7 @@ def changes(source: str) -> list[str]:
     return [mutant.now for mutant in mutations.mutants("one.py", source.encode())]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("source", "made"),
     [
         ("a < b", ["(a <= b)", "(a >= b)"]),

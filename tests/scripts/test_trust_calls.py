@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.devices import MARK
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,7 +34,7 @@ def test_there_are_thirty_kernels_with_names_of_their_own() -> None:
     assert SCRIPT.KERNELS[-1].name == "mm 7680x7680 float32"
 
 
-@pytest.mark.parametrize("kernel", SCRIPT.KERNELS, ids=lambda kernel: kernel.name)
+@one_test("kernel", SCRIPT.KERNELS, ids=lambda kernel: kernel.name)
 def test_each_can_be_called(kernel: Any) -> None:
     rest = ((8,),) if kernel.function.__name__ == "layer_norm" else kernel.rest
     small = replace(kernel, shape=(8,) * len(kernel.shape), rest=rest)

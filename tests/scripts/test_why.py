@@ -17,6 +17,7 @@ from harness.model import KernelProfile
 from harness.ops import Catalogue
 from harness.profile import tools
 from harness.scenario import Selection, find, load, plan
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parent.parent.parent
 MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|[kMG]?B|GB/s|TB/s|times)\b")
@@ -41,7 +42,7 @@ ENTRIES = {
 CATALOGUE = Catalogue()
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@one_test("entry", ENTRIES.values(), ids=ENTRIES)
 def test_each_reason_is_of_a_variant_that_is_slower_in_its_run(entry: Any) -> None:
     reason = WHY._reason(*entry)
     assert len(reason.text) > 100
@@ -99,7 +100,7 @@ def test_a_mark_has_the_figure_of_its_case_of_another_variant_or_a_ratio() -> No
     assert text("{time at softmax/tuned/float32/M131072-N1024 in softmax}").endswith(" us")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("why", "told"),
     [
         ("{nothing}", "doesn't tell nothing of layer_norm_window_partition/fused"),

@@ -15,6 +15,7 @@ from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import candidates
 from harness.tune.candidates import Candidate, _problem, kept, legal_plans
+from tests.one_test import one_test
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
 FACTS = {"fine": (64, 0, 100), "spills": (255, 8, 100), "large": (32, 0, 1024)}
@@ -140,7 +141,7 @@ def test_a_case_for_which_the_rule_has_no_plan_has_none() -> None:
         op.variants["tuned"] = before
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("threads", "registers", "fits"),
     [(1024, 64, True), (1024, 65, False), (992, 65, False), (896, 72, True), (33, 255, True), (256, 255, True)],
 )

@@ -16,6 +16,7 @@ from harness.model import Case, Job, Limits, Measurement, Timing
 from harness.tune import search as search_module
 from harness.tune.candidates import Candidate
 from harness.tune.search import Ranking, Search, SpentError, Until, _of, schedule
+from tests.one_test import one_test
 
 CASES = [Case("op", "tuned", "float32", (("N", size),), device="cpu") for size in (8, 16)]
 TIMING = Timing(precision=0.002, max_time=0.9)
@@ -166,7 +167,7 @@ def test_a_case_with_few_plans_begins_when_the_others_have_as_few_left() -> None
     assert [len(ranking.timed) for ranking in found.values()] == [4, 3]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("counts", "rounds"),
     [
         ([], []),

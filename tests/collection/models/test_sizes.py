@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.collection.models import MODELS, BertConfig, LlamaConfig, SwinConfig, bert, resnet, swin
 from harness.collection.ops.lists import _models
 from harness.errors import UsageError
+from tests.one_test import one_test
 from tests.rare import rare
 
 PARAMETERS = {
@@ -69,7 +70,7 @@ def test_a_token_behind_others_costs_what_the_last_one_of_a_sequence_does():
     assert config.flops_of_token(config.tokens - 1) == config.flops() - shorter.flops()
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@one_test("name", PUBLISHED)
 def test_multiplications_are_the_published_number(name):
     assert MODELS[name].flops() / 2 == pytest.approx(PUBLISHED[name], rel=0.01)
 
@@ -95,7 +96,7 @@ def test_names_and_shapes_are_those_of_the_lists_for_optimizers(listed, kind, na
     assert ours == [*_models.tensors(listed)]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("make", "message"),
     [
         (lambda: SwinConfig(image=256), "windows of 7 can't tile"),

@@ -7,16 +7,16 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-import pytest
 import torch
 
 from harness import nn
 from harness.collection import nn as package
+from tests.one_test import one_test
 
 MODULES = [package.__name__, *(one.name for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."))]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@one_test("name", MODULES)
 def test_examples_give_what_stands_there(name):
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner()

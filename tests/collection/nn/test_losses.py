@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from harness import nn
+from tests.one_test import one_test
 
 
 def batch(rows, columns, dtype=torch.float64, ignored=-100):
@@ -17,9 +18,9 @@ def batch(rows, columns, dtype=torch.float64, ignored=-100):
     return logits, targets
 
 
-@pytest.mark.parametrize("ignored", [-100, 2])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@one_test("ignored", [-100, 2])
+@one_test("reduction", ["mean", "sum", "none"])
+@one_test("smoothing", [0.0, 0.1])
 def test_cross_entropy(ignored, reduction, smoothing):
     logits, targets = batch(10, 7, ignored=ignored)
     options = {"reduction": reduction, "label_smoothing": smoothing}
@@ -51,8 +52,8 @@ def test_cross_entropy_says_which_targets_do_not_fit():
         nn.cross_entropy(torch.ones(2, 3, 4), torch.zeros(6, dtype=torch.long))
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 4, 100])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@one_test("chunk", [None, 1, 4, 100])
+@one_test("dtype", [torch.float64, torch.float32])
 def test_linear_cross_entropy(chunk, dtype):
     _, targets = batch(10, 13)
     x, weight = (torch.randn(shape, dtype=dtype).requires_grad_() for shape in ((10, 6), (13, 6)))
@@ -89,7 +90,7 @@ def test_linear_cross_entropy_says_what_lies_elsewhere():
         nn.linear_cross_entropy(torch.ones(2, 4), torch.ones(3, 4), torch.zeros(2, dtype=torch.long, device="meta"))
 
 
-@pytest.mark.parametrize("padding", [None, 0, 3, -1])
+@one_test("padding", [None, 0, 3, -1])
 def test_embedding(padding):
     weight = torch.randn((7, 5), dtype=torch.float64).requires_grad_()
     ids = torch.tensor([[0, 3, 3], [6, 0, 1]])

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from harness.collection import nn
+from tests.one_test import one_test
 from tests.rare import rare
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
@@ -45,7 +46,7 @@ def restarted(function):
     return call
 
 
-@pytest.mark.parametrize("name", EVERY)
+@one_test("name", EVERY)
 def test_gradients_and_their_gradients(tools, name):
     function, shapes = EVERY[name]
     inputs = [tools.normal(*shape) for shape in shapes]
@@ -175,8 +176,8 @@ def test_means_what_torch_means(tools):
         tools.assert_close([nn.softmax(x, dim)], [torch.softmax(x, dim)], 1e-13)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("settings", [(0.1, 1e-5), (0.3, 1e-5), (0.1, 1e-3)])
+@one_test("training", [True, False])
+@one_test("settings", [(0.1, 1e-5), (0.3, 1e-5), (0.1, 1e-3)])
 def test_batch_norm_means_what_torch_means(tools, training, settings):
     x, z, weight, bias = (tools.normal(*shape) for shape in ((4, 3, 2, 5), (4, 3, 2, 5), (3,), (3,)))
     ours, theirs = ([torch.zeros(3).double(), torch.ones(3).double()] for _ in range(2))
@@ -341,7 +342,7 @@ def test_empty_tensors():
     assert nn.window_attention(torch.empty(0, 4, 12), torch.ones(2, 4, 4)).shape == (0, 4, 4)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("call", "reason"),
     [
         (lambda x: nn.layer_norm(x, x, x), "weight is"),

@@ -17,6 +17,7 @@ from harness import cuda, nn
 from harness.collection.nn import _adamw, _pieces, _unscale
 from harness.collection.nn._pieces import PieceLayout
 from harness.collection.ops.lists import _tables, adamw, unscale
+from tests.one_test import one_test
 
 OVERFLOWS = (3, 7)
 UNUSED = 11  # the step in which the second layer has no gradient
@@ -59,8 +60,8 @@ def scaler(kind: Any) -> Any:
     return kind("cpu", init_scale=8.0, growth_interval=5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("options", [{}, {"betas": (0.0, 0.5), "eps": 1e-4, "weight_decay": 0.0}])
+@one_test("dtype", [torch.float64, torch.float32])
+@one_test("options", [{}, {"betas": (0.0, 0.5), "eps": 1e-4, "weight_decay": 0.0}])
 def test_steps_are_those_of_torch(dtype, options):
     assert_same(trained(nn.AdamW, dtype=dtype, **options), trained(torch.optim.AdamW, dtype=dtype, **options))
 
@@ -88,8 +89,8 @@ def test_halves_have_masters():
         assert torch.equal(state["master"].half(), parameter)
 
 
-@pytest.mark.parametrize("saved_by", [nn.AdamW, torch.optim.AdamW])
-@pytest.mark.parametrize("loaded_by", [nn.AdamW, torch.optim.AdamW])
+@one_test("saved_by", [nn.AdamW, torch.optim.AdamW])
+@one_test("loaded_by", [nn.AdamW, torch.optim.AdamW])
 def test_state_can_be_exchanged(saved_by, loaded_by):
     saved = trained(saved_by)
     loaded = trained(loaded_by, steps=0)
@@ -113,7 +114,7 @@ def test_masters_and_moments_of_halves_stay_in_float32_when_loaded():
             assert torch.equal(one[name], other[name])
 
 
-@pytest.mark.parametrize(
+@one_test(
     "wrong", [{"lr": -1.0}, {"lr": torch.tensor(-1.0)}, {"lr": torch.ones(2)}, {"betas": (0.9, 1.0)}, {"eps": -1.0}]
 )
 def test_settings_out_of_range(wrong):

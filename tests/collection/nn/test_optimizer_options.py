@@ -13,13 +13,14 @@ from harness import nn
 from harness.collection.nn import _adamw
 from tests.collection.nn.features import TABLE
 from tests.collection.nn.optimizers import TRIED
+from tests.one_test import one_test
 
 PAGE = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["adamw"]
 RANKS = {"ddp", "fsdp"}
 """What tests of several ranks try."""
 
 
-@pytest.mark.parametrize("name", TRIED)
+@one_test("name", TRIED)
 def test_what_happens_is_what_the_page_says(name):
     try:
         TRIED[name]()

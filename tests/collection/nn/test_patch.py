@@ -14,6 +14,7 @@ from torch.nn import functional
 from harness import nn as ours
 from harness.collection.models import MODELS
 from harness.collection.nn import _modules, _patched_blocks, _patched_modules
+from tests.one_test import one_test
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +336,7 @@ def test_a_gated_mlp_runs_by_swiglu_and_is_undone(named):
     assert type(model[0]) is Gated
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("model", "why"),
     [
         (lambda: Gated(nn.GELU()), "its own forward computes something else"),

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from harness import nn as ours
+from tests.one_test import one_test
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ class Gated(nn.Module):  # type: ignore[misc] # torch has no types
         return self.down_proj(self.gate * self.up_proj(x))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("kind", "why"),
     [
         (OfImages, "its own forward can't be tried: RuntimeError"),
@@ -158,7 +159,7 @@ def same(model, plain, steps=3):
     torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bn", "relu", "dense", "dropout"])
+@one_test("name", ["bn", "relu", "dense", "dropout"])
 def test_a_hook_that_is_registered_after_the_patch_is_called(name):
     model, plain = patched()
     calls = []

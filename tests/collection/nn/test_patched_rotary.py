@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from harness import nn as ours
 from harness.collection.nn import _patched_rotary
+from tests.one_test import one_test
 
 WIDTH, HEADS, KEYS = 32, 4, 2
 
@@ -223,7 +224,7 @@ class Halved(Attention):
         self.head_dim = 2 * WIDTH // HEADS
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("attention", "angles", "why"),
     [
         (Attention, Neighbours, "its angles don't repeat in the second half"),

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness import nn as ours
+from tests.one_test import one_test
 
 SEEN: list[int] = []
 SCALE = 0.5
@@ -217,7 +218,7 @@ def results(model, x):
     return total.detach(), gradients, dict(model.named_buffers())
 
 
-@pytest.mark.parametrize("forward", LEFT)
+@one_test("forward", LEFT)
 def test_a_forward_that_does_more_than_a_trace_holds_stays(forward):
     model = block(forward)
     plain, names, random_state = copy.deepcopy(model), set(vars(model)), torch.get_rng_state()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from harness.collection.ops.bits import pack, unpack
+from tests.one_test import one_test
 
 
 def test_bit_i_of_word_w_is_element_32_w_plus_i():
@@ -17,7 +16,7 @@ def test_bit_i_of_word_w_is_element_32_w_plus_i():
         assert words == [1 << element % 32 if word == element // 32 else 0 for word in range(3)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1001])
+@one_test("count", [0, 1, 31, 32, 33, 1001])
 def test_unpack_undoes_pack(count):
     import torch
 

@@ -9,6 +9,7 @@ import pytest
 from harness import paths
 from harness.families import OTHER, family
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def declared() -> Catalogue:
     return Catalogue()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "wanted"),
     [
         ("bias_add_index32", "elementwise_unrolled"),

@@ -20,6 +20,7 @@ from harness.collection import peers
 from harness.cuda.assumed import KNOWN
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue, Context
+from tests.one_test import one_test
 
 EPS = 1e-5
 FILES = [file.stem for file in Path(peers.__file__).parent.glob("[!_]*.py")]
@@ -250,7 +251,7 @@ def _variant(op: str, name: str) -> Any:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
+@one_test(
     ("which", "dtype", "columns", "arch", "words"),
     [
         ("softmax/liger", "float16", 65_536, "sm_80", None),

@@ -9,6 +9,7 @@ from harness.gate.records import Finding
 from harness.gate.rules import scenario
 from harness.metrics import METRICS
 from harness.model import Expectation, Scenario
+from tests.one_test import one_test
 
 ROLES = (("eager", "baseline"), ("tuned", "ours"), ("naive", "published"))
 CEILING = METRICS["of_ceiling"].title
@@ -34,7 +35,7 @@ def test_the_same_or_a_stricter_scenario_says_nothing() -> None:
     assert judge((OLD,), two) == []
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("floors", "words"),
     [
         ((Expectation("tuned", "of_ceiling", 0.8), OLD.expect[1]), f"{CEILING}, 90.0% in main, is 80.0% now: "),
@@ -77,9 +78,7 @@ def test_a_speed_up_over_an_easier_baseline_is_another_floor() -> None:
 LOSSES, EXTREMES = "its losses don't count", "it may be wrong where inputs are extreme"
 
 
-@pytest.mark.parametrize(
-    ("role", "less"), [("baseline", LOSSES), ("peer", LOSSES), ("control", LOSSES), ("published", EXTREMES)]
-)
+@one_test(("role", "less"), [("baseline", LOSSES), ("peer", LOSSES), ("control", LOSSES), ("published", EXTREMES)])
 def test_what_is_no_longer_ours_is_held_to_less(role: str, less: str) -> None:
     roles = (ROLES[0], ("tuned", role), ROLES[2])
     [finding] = judge((OLD,), (asked(*OLD.expect, roles=roles),))

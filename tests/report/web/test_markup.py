@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from harness.report.tree import (
     Block,
     Column,
@@ -19,13 +17,14 @@ from harness.report.tree import (
 )
 from harness.report.web.markup import Markup, text
 from harness.units import SECONDS
+from tests.one_test import one_test
 
 
 def shown(*blocks: Block, links: dict[str, str] | None = None, pictures: dict[str, bytes] | None = None) -> str:
     return Markup(links or {}, pictures or {}).blocks(blocks, 2)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("block", "html"),
     [
         (Note("told", "warning", "label", "a/case", "do this"),

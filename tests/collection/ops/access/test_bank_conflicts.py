@@ -12,6 +12,7 @@ from harness.collection.ops.access.bank_conflicts import OP, PADDED, PLAIN, SWIZ
 from harness.model import Attachment, Case, KernelProfile
 from harness.report.tool_figures import every
 from harness.scenario import find, load
+from tests.one_test import one_test
 
 COMPILED = [{"M": 1000, "W": words, "K": 64} for words in (1, 6, 32, 33, 256)]
 LAYOUTS = {"plain": PLAIN, "padded": PADDED, "swizzled": SWIZZLED}
@@ -62,7 +63,7 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
     assert torch.equal(y.tensor, 2 * x.tensor[:, 0] + sum(range(32)))
 
 
-@pytest.mark.parametrize("reads", [1, 5, 6, 20])
+@one_test("reads", [1, 5, 6, 20])
 def test_eager_gives_the_reference_and_a_read_too_few_is_noticed(trial, reads):
     import torch
 
@@ -73,8 +74,8 @@ def test_eager_gives_the_reference_and_a_read_too_few_is_noticed(trial, reads):
     assert "elements are wrong" in eager.complaint(y=after.y - after.x[:, (reads - 1) % 6])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values())
-@pytest.mark.parametrize("words", [1, 2, 4, 8, 16, 32])
+@one_test("layout", LAYOUTS.values())
+@one_test("words", [1, 2, 4, 8, 16, 32])
 def test_the_compiler_finds_as_many_lanes_in_a_bank_as_the_kernel_says(ptx, layout, words):
     """bank_conflicts.cu counts the lanes of its own places, and doesn't compile where they are others."""
     assert ptx("bank_conflicts.cu", "bank_conflicts", {"WORDS": words, "LAYOUT": layout, "THREADS": 256})

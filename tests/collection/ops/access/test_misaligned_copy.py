@@ -7,6 +7,7 @@ import pytest
 from harness import check
 from harness.collection.ops.access.misaligned_copy import OP
 from harness.model import Work
+from tests.one_test import one_test
 
 COMPILED = [{"N": 1000, "F": 0, "G": 0}]
 OURS = ["scalar", "packed", "tuned"]
@@ -66,8 +67,8 @@ def test_more_than_2_to_31_elements(launch, placed, variant, first_read, first_w
     assert bool((y.tensor[:first_written].view(torch.uint8) == 0xA5).all())
 
 
-@pytest.mark.parametrize("variant", ["eager", "compile"])
-@pytest.mark.parametrize(("first_read", "first_written"), [(0, 0), (3, 0), (1, 2)])
+@one_test("variant", ["eager", "compile"])
+@one_test(("first_read", "first_written"), [(0, 0), (3, 0), (1, 2)])
 def test_the_baselines_write_the_elements_and_nothing_else(trial, variant, first_read, first_written):
     baseline = trial("misaligned_copy", variant, "float32", N=100, F=first_read, G=first_written)
     poison = check.make_outputs(baseline.ctx, OP.variants[variant])

@@ -6,6 +6,7 @@ import pytest
 
 from harness.collection.ops.access.strided_copy import OP, per_thread
 from harness.model import Traffic, Work
+from tests.one_test import one_test
 
 # Strides for 8, 4, 2 and 1 elements a thread, and for packs.
 COMPILED = [{"N": 1000, "R": stride, "W": 1} for stride in (1, 2, 4, 8, 16)]
@@ -63,8 +64,8 @@ def test_more_than_2_to_31_elements(launch, variant, n, read, write):
     assert int(y.sum()) == int(x[::read].sum())
 
 
-@pytest.mark.parametrize("variant", ["eager", "compile"])
-@pytest.mark.parametrize(("read", "write"), [(1, 1), (2, 1), (3, 2)])
+@one_test("variant", ["eager", "compile"])
+@one_test(("read", "write"), [(1, 1), (2, 1), (3, 2)])
 def test_the_baselines_write_the_elements_and_nothing_else(trial, variant, read, write):
     baseline = trial("strided_copy", variant, "float32", N=100, R=read, W=write)
     after = baseline.call()

@@ -10,6 +10,7 @@ from harness import cuda
 from harness.collection.ops.access.warps_in_flight import FACTOR, OP, limits
 from harness.model import Case
 from harness.scenario import find, load
+from tests.one_test import one_test
 
 COMPILED = [{"N": 1000, "K": 64, "T": 2048, "U": chains} for chains in (1, 2, 4, 8)]
 SIZES = [0, 1, 31, 1023, 4099, 100_003, 2**21 + 1]
@@ -49,7 +50,7 @@ def test_eager_gives_the_reference_and_a_step_too_few_is_noticed(trial, steps):
     assert "100 of 100 elements are wrong" in eager.complaint_after_call(lambda t: t.y.div_(1 + FACTOR))
 
 
-@pytest.mark.parametrize("chains", [1, 2, 4, 8])
+@one_test("chains", [1, 2, 4, 8])
 def test_the_loop_is_arithmetic_and_little_else(ptx, chains):
     """64 FMAs in its body: without unrolling, its counter would take as long as a chain."""
     text = ptx("warps_in_flight.cu", "fma_chains", {"CHAINS": chains})

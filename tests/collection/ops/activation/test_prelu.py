@@ -10,6 +10,7 @@ import pytest
 from harness.collection.ops.activation.prelu import OP
 from harness.collection.ops.elementwise import split
 from harness.model import Case
+from tests.one_test import one_test
 
 # Each way that packs meet channels, at sizes for one pack a thread and for two, in halves and in floats.
 COMPILED = [
@@ -128,7 +129,7 @@ def test_more_than_2_to_31_elements(launch, variant, shape):
     assert not bool(y.isnan().any())
 
 
-@pytest.mark.parametrize("variant", OURS)
+@one_test("variant", OURS)
 def test_indexes_of_32_bits_count_fewer_than_2_to_31_elements(variant):
     def said(n):
         shape = (("N", n), ("C", 64), ("H", 16), ("W", 16))

@@ -11,6 +11,7 @@ from harness import check, cuda
 from harness.collection.ops.activation.prelu_grad import OP, Cut, _Rows, expected_sum, products
 from harness.model import Case
 from harness.ops import Context, comparer
+from tests.one_test import one_test
 
 COMPILED = [{"N": 2, "C": 3, "H": 7, "W": 7}]
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -162,8 +163,8 @@ def context(variant, dtype, shape, device="cpu"):
     return Context(case, getattr(torch, dtype), place, torch.Generator(place).manual_seed(7), OP)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(16, 8, 28, 28), (999, 1, 11, 1), (64, 33, 1, 1), (1, 1, 1, 1)], ids=str)
+@one_test("dtype", DTYPES)
+@one_test("shape", [(16, 8, 28, 28), (999, 1, 11, 1), (64, 33, 1, 1), (1, 1, 1, 1)], ids=str)
 def test_eager_passes_the_check(dtype, shape):
     ctx = context("eager", dtype, shape)
     inputs = check.make_inputs(ctx)

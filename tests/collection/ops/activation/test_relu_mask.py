@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.activation.relu_mask import OP, pack_strided, unpack_strided
 from harness.collection.ops.bits import pack, unpack
+from tests.one_test import one_test
 
 COMPILED = [{"N": 1000}]
 OURS = ["sequential", "strided", "ballot", "ballot8", "tuned"]
@@ -92,7 +93,7 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
     assert torch.equal(y, x.clamp_(min=0))
 
 
-@pytest.mark.parametrize("element", [0, 1, 8, 9, 17, 18, 69])
+@one_test("element", [0, 1, 8, 9, 17, 18, 69])
 def test_bit_k_of_strided_byte_i_is_element_i_plus_k_n(element):
     import torch
 
@@ -102,7 +103,7 @@ def test_bit_k_of_strided_byte_i_is_element_i_plus_k_n(element):
     assert pack_strided(mask).tolist() == [1 << element // n if i == element % n else 0 for i in range(n)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1001])
+@one_test("count", [0, 1, 7, 8, 9, 1001])
 def test_unpack_strided_undoes_pack_strided(count):
     import torch
 

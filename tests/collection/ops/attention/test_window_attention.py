@@ -14,6 +14,7 @@ from harness.collection.ops.attention import window_attention as module
 from harness.collection.ops.attention.window_attention import OP
 from harness.model import Traffic, Work
 from harness.ops import Tensors, comparer
+from tests.one_test import one_test
 
 # One band and several, K and V held and not, tables and none, each size of a head, and what `scalar` alone can do.
 COMPILED = [{"W": 128, "H": 4, "T": 49, "D": 32, "G": 64, "mask": "shift", "bias": bias} for bias in ("yes", "no")] + [
@@ -74,8 +75,8 @@ def weights_of(scores, head, bands, far):
     return every / every.sum(1, keepdims=True)
 
 
-@pytest.mark.parametrize("bands", [1, 3])
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e6, 1e12, 1e20, 3e38])
+@one_test("bands", [1, 3])
+@one_test("size", [1.0, 1e3, 1e6, 1e12, 1e20, 3e38])
 def test_weights_are_right_for_scores_of_any_size(size, bands):
     rng = np.random.default_rng(2)
     scores = (rng.uniform(-1, 1, (64, 48)) * size).astype(np.float32)
@@ -100,8 +101,8 @@ def test_weights_of_rows_without_an_answer_are_nan(bands):
 # ---- Torch's code and the check.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bias", "mask"), [("yes", "shift"), ("yes", "none"), ("no", "shift"), ("no", "none")])
+@one_test("dtype", DTYPES)
+@one_test(("bias", "mask"), [("yes", "shift"), ("yes", "none"), ("no", "shift"), ("no", "none")])
 def test_eager_is_right_on_the_cpu(trial, dtype, bias, mask):
     """It rounds scores to halves, so it may be inexact, as the harness lets libraries be."""
     made = trial(OP.name, "eager", dtype, **values_of((8, 2, 49, 32, 4), bias=bias, mask=mask))

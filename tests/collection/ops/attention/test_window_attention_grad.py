@@ -13,6 +13,7 @@ from harness.collection.ops.chip import H200
 from harness.expressions import ExpressionError
 from harness.model import Case, Traffic
 from harness.ops import Context, Tensors
+from tests.one_test import one_test
 
 
 def values(w, h, t, d, g=1, bias="yes", mask="none"):
@@ -187,7 +188,7 @@ def test_more_than_2_to_31_elements(launch, variant):
 # ---- Plans, and what is declared.
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("tokens", "dim", "stages", "resident"),
     [(49, 32, 2, 3), (64, 32, 2, 3), (49, 64, 2, 2), (16, 32, 2, 12), (144, 32, 2, 1), (144, 64, 1, 1)],
 )
@@ -199,7 +200,7 @@ def test_plans_fit_into_a_multiprocessor(tokens, dim, stages, resident):
     assert plan.shared >= shared_bytes(tokens, dim, stages)
 
 
-@pytest.mark.parametrize(("windows", "heads"), [(8192, 4), (256, 24), (1, 1), (64, 1000), (0, 3), (5000, 7)])
+@one_test(("windows", "heads"), [(8192, 4), (256, 24), (1, 1), (64, 1000), (0, 3), (5000, 7)])
 def test_blocks_share_windows_evenly(windows, heads):
     plan = AttentionGradPlan.of(49, 32, has_bias=True, chip=H200)
     parts = plan.parts(windows, heads, H200.multiprocessors)
@@ -226,8 +227,8 @@ def test_the_reference_is_what_autograd_gives(trial, bias, mask):
             torch.testing.assert_close(wanted[name], gradient)
 
 
-@pytest.mark.parametrize("dtype", grad.HALVES)
-@pytest.mark.parametrize("tokens", [8, 49])
+@one_test("dtype", grad.HALVES)
+@one_test("tokens", [8, 49])
 def test_eager_and_compile_are_right_on_the_cpu(trial, dtype, tokens):
     for variant in ("eager", "compile"):
         made = trial(OP.name, variant, dtype, **values(12, 2, tokens, 32, 4, "yes", "shift"))

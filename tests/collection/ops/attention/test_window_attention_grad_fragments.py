@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.one_test import one_test
+
 
 def lanes():
     return np.arange(32)
@@ -99,7 +101,7 @@ def matrix_of(tile):
     return found
 
 
-@pytest.mark.parametrize(("tokens", "dim"), [(49, 32), (64, 32), (17, 64), (7, 32)])
+@one_test(("tokens", "dim"), [(49, 32), (64, 32), (17, 64), (7, 32)])
 def test_fragments_give_the_five_products(tokens, dim):
     """S and dP stand in for P and dS here: any two squares would do."""
     generator, work = np.random.default_rng(1), Lanes(tokens, dim)
@@ -125,7 +127,7 @@ def test_fragments_give_the_five_products(tokens, dim):
         assert np.array_equal(work.product(work.columns_of(squares[1], strip), q), wanted_dp.T[own] @ q[:, :dim])
 
 
-@pytest.mark.parametrize(("windows", "masks", "parts"), [(8192, 64, 99), (12, 4, 5), (7, 1, 7), (6, 6, 1)])
+@one_test(("windows", "masks", "parts"), [(8192, 64, 99), (12, 4, 5), (7, 1, 7), (6, 6, 1)])
 def test_every_window_is_worked_on_once_with_its_mask(windows, masks, parts):
     """Twin of Walk in window_attention_grad.cu."""
     turns, seen, loads = windows // masks, [], 0
@@ -171,7 +173,7 @@ def test_each_chunk_is_copied_and_written_once(dim):
         assert sorted(pair for pair in written if pair[0] < tokens) == wanted
 
 
-@pytest.mark.parametrize(("tokens", "heads"), [(49, 4), (7, 3), (64, 1), (144, 2)])
+@one_test(("tokens", "heads"), [(49, 4), (7, 3), (64, 1), (144, 2)])
 def test_the_total_puts_each_element_of_dbias_to_its_place(tokens, heads):
     """window_attention_grad_total against what Kept and first_row(), first_column() say of a thread's elements."""
     strips, tiles = -(-tokens // 16), -(-tokens // 8)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.one_test import one_test
+
 # Windows, heads, tokens, sizes of a head.
 SIZES = [(3, 1, 49, 32), (2, 3, 49, 32), (3, 4, 64, 32), (2, 2, 144, 32), (2, 3, 17, 64), (1, 2, 144, 64)]
 DOUT, Q, TENSORS = 0, 1, 4
@@ -66,7 +68,7 @@ class Places:
         return found
 
 
-@pytest.mark.parametrize(("windows", "heads", "tokens", "dim"), SIZES)
+@one_test(("windows", "heads", "tokens", "dim"), SIZES)
 def test_places_are_those_of_qkv(windows, heads, tokens, dim):
     places, wide = Places(heads, tokens, dim), heads * dim
     dout = torch.arange(windows * tokens * wide).view(windows, tokens, heads, dim)

@@ -13,6 +13,7 @@ from harness.collection.ops.attention import window_attention_packed as module
 from harness.collection.ops.attention.window_attention_packed import OP
 from harness.model import Traffic, Work
 from harness.ops import Tensors, comparer
+from tests.one_test import one_test
 
 COMPILED = [
     *({"W": 128, "H": heads, "side": 7, "D": 32, "G": 64, "mask": "shift"} for heads in (1, 2, 3, 4)),
@@ -71,8 +72,8 @@ def test_the_index_is_swin_s():
     assert bias[2, 0, 3] == table[0, 2]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mask", ["shift", "none"])
+@one_test("dtype", DTYPES)
+@one_test("mask", ["shift", "none"])
 def test_eager_is_right_on_the_cpu(trial, dtype, mask):
     made = trial(OP.name, "eager", dtype, **values_of((8, 2, 7, 32, 4), mask=mask))
     after = made.call()

@@ -15,6 +15,7 @@ from harness.collection.ops.chip import H200, Chip
 from harness.cuda import fast_divisor
 from harness.expressions import ExpressionError
 from harness.paths import data
+from tests.one_test import one_test
 from tests.rare import rare
 
 # W, H, T, D, G.
@@ -48,8 +49,8 @@ def planned(shape, packed=False, chip=H200):
 # ---- Plans.
 
 
-@pytest.mark.parametrize("chip", CHIPS, ids=["H200", "A100", "small"])
-@pytest.mark.parametrize("packed", [False, True])
+@one_test("chip", CHIPS, ids=["H200", "A100", "small"])
+@one_test("packed", [False, True])
 def test_a_plan_fits_into_a_multiprocessor(chip, packed):
     for tokens, size, heads in itertools.product(range(1, 257), (16, 32, 48, 64), (1, 2, 3, 4, 12)):
         _, plan = planned((512, heads, tokens, size, 16), packed, chip)
@@ -245,7 +246,7 @@ def attend_tile(q, k, v, tile):
     return rows[: tokens - 16 * tile]
 
 
-@pytest.mark.parametrize(("tokens", "size"), [(49, 32), (64, 32), (144, 32), (1, 16), (9, 48), (17, 64), (40, 16)])
+@one_test(("tokens", "size"), [(49, 32), (64, 32), (144, 32), (1, 16), (9, 48), (17, 64), (40, 16)])
 def test_lanes_have_what_the_products_need(tokens, size):
     generator = np.random.default_rng(tokens)
     q, k, v = generator.integers(-3, 4, (3, tokens, size)).astype(float)
@@ -259,7 +260,7 @@ def chunk_at(row, chunk, chunks):
     return row * chunks + (chunk ^ other)
 
 
-@pytest.mark.parametrize("size", [16, 32, 48, 64])
+@one_test("size", [16, 32, 48, 64])
 def test_eight_rows_of_a_chunk_lie_in_all_banks(size):
     chunks = size // 8
     places = [chunk_at(row, chunk, chunks) for row in range(64) for chunk in range(chunks)]
@@ -268,7 +269,7 @@ def test_eight_rows_of_a_chunk_lie_in_all_banks(size):
         assert {chunk_at(row, chunk, chunks) % 8 for row in range(first, first + 8)} == set(range(8))
 
 
-@pytest.mark.parametrize("size", [16, 32, 48, 64])
+@one_test("size", [16, 32, 48, 64])
 def test_a_team_fetches_each_chunk_of_a_matrix_once(size):
     """fetch_matrix() of attention_tiles.cuh: a thread's chunks at fixed distances, where their order repeats."""
     chunks = size // 8
@@ -314,7 +315,7 @@ def test_windows_must_be_those_of_whole_images():
         shared.masks({"W": 9, "G": 4, "mask": "shift"})
 
 
-@pytest.mark.parametrize("head", [16, 32, 48, 64])
+@one_test("head", [16, 32, 48, 64])
 def test_a_row_of_the_lowest_numbers_has_equal_weights(head):
     """Twin of begin_with and attend_tile: a finite number stays finite, and beyond FAR the difference comes first.
 

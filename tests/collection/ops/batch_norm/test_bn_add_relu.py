@@ -14,6 +14,7 @@ from harness.collection.ops.batch_norm.bn_add_relu import OP
 from harness.collection.ops.bits import pack
 from harness.model import Case
 from harness.ops import Context, Tensors
+from tests.one_test import one_test
 
 COMPILED = [
     {"N": 2, "C": 3, "H": 7, "W": 7, "layout": "nchw"},
@@ -225,7 +226,7 @@ def test_the_rounded_reference_passes_the_check(dtype, shape, layout):
     assert complaint(ctx, inputs, after) is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("variant", "found"),
     [("eager", None), ("compile", None), ("unfused", None), ("fused_apply", "y: "), ("tuned", "y: ")],
 )

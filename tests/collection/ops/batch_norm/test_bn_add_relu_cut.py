@@ -11,6 +11,7 @@ from harness.collection.ops.batch_norm._batch_norm import ImageSizes
 from harness.collection.ops.batch_norm._bn_add_relu_cut import RowPieces, StatisticsCut
 from harness.tune.candidates import legal_plans
 from tests.collection.conftest import case_of
+from tests.one_test import one_test
 
 MULTIPROCESSORS = 132
 
@@ -60,7 +61,7 @@ def rows_have_slots(cut):
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("sizes", [(656, 64, 3136), (5376, 512, 49), (334, 512, 784), (2**21, 64, 1), (2**16, 2048, 1)])
+@one_test("sizes", [(656, 64, 3136), (5376, 512, 49), (334, 512, 784), (2**21, 64, 1), (2**16, 2048, 1)])
 def test_cuts_of_large_tensors(sizes):
     """There are enough blocks, few of them are idle, and slots are small beside the tensor."""
     for per_pack in (4, 8):
@@ -79,8 +80,8 @@ def test_what_has_no_cut():
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("sizes", [(2, 3, 2048 * 8), (1, 1, 2**27), (1, 3, 4096**2 + 1), (1, 1, 2**36), (4, 64, 20001)])
-@pytest.mark.parametrize("turns", [0, 1, 64])
+@one_test("sizes", [(2, 3, 2048 * 8), (1, 1, 2**27), (1, 3, 4096**2 + 1), (1, 1, 2**36), (4, 64, 20001)])
+@one_test("turns", [0, 1, 64])
 def test_pieces(sizes, turns):
     sizes = ImageSizes(*sizes)
     pieces = RowPieces.of(sizes, 8, turns)

@@ -13,6 +13,7 @@ from harness.collection.ops.batch_norm.bn_add_relu_grad import OP
 from harness.collection.ops.bits import pack, unpack
 from harness.model import Case
 from harness.ops import Context, Tensors
+from tests.one_test import one_test
 from tests.rare import rare
 
 COMPILED = [
@@ -300,9 +301,7 @@ def test_what_is_wrong_is_noticed(name, change, dtype):
     assert f"{name}: 1 of " in check.complaint(ctx, OP.variants["eager"], inputs, outputs)
 
 
-@pytest.mark.parametrize(
-    ("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)]
-)
+@one_test(("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)])
 def test_who_may_round_the_terms_of_sums(variant, allowed):
     """In torch the terms of dgamma may be rounded to bfloat16, which is much where they cancel."""
     import torch
@@ -326,9 +325,7 @@ def test_who_may_round_the_terms_of_sums(variant, allowed):
     assert complaint(10).startswith("dgamma: ")
 
 
-@pytest.mark.parametrize(
-    ("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)]
-)
+@one_test(("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)])
 def test_who_may_round_terms(variant, allowed):
     """In torch a term of dx may be rounded to bfloat16. Where terms cancel, that is far more than a rounding of dx."""
     ctx = context(variant, "bfloat16", (16, 8, 14, 14))

@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.bias.bias_add import OP
 from harness.model import Case
+from tests.one_test import one_test
 
 SYMBOLS = ("outer", "bias", "inner")
 # Below and from 2^31 elements on.
@@ -132,7 +133,7 @@ def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
     assert eager.complaint(y=eager.inputs.x)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("variant", "shape", "reason"),
     [
         ("index32", (2**21, 1024, 1), "fewer than 2^31"),

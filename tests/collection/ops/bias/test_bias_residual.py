@@ -11,6 +11,7 @@ from harness.collection.ops.bias.bias_residual import OP, two_passes
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context
+from tests.one_test import one_test
 
 # Below and from 2^31 threads on: of one element, of two and of eight.
 COMPILED = [{"R": rows, "C": 64} for rows in (2, 2**26, 2**29)]
@@ -125,7 +126,7 @@ def test_more_than_2_to_31_elements(launch, variant, shape):
     assert not bool(y.isnan().any())
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("variant", "dtype", "shape", "reason"),
     [
         ("half1", "float32", (4, 8), "halves"),

@@ -10,6 +10,7 @@ import pytest
 from harness.collection.ops.bias.two_biases import OP, two_passes
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.model import Case, Traffic
+from tests.one_test import one_test
 
 # Rows of whole packs and other rows, below and from 2^31 elements on.
 COMPILED = [{"R": r, "C": c} for r in (8, 2**28) for c in (64, 63)]
@@ -112,7 +113,7 @@ def test_more_than_2_to_31_elements(launch, variant, shape):
     assert not bool(y.isnan().any())
 
 
-@pytest.mark.parametrize("variant", OURS)
+@one_test("variant", OURS)
 def test_indexes_of_32_bits_count_fewer_than_2_to_31_elements(variant):
     assert unsupported(variant, (2**21 - 1, 1024)) is None
     if variant in ("divmod", "twice", "divmul"):

@@ -13,6 +13,7 @@ from harness.model import Case, Job, Measurement, Timing
 from harness.ops import Catalogue
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
+from tests.one_test import one_test
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
 FACTORS = {
@@ -37,15 +38,15 @@ def test_what_has_one_rank_is_unsupported(catalogue: Catalogue) -> None:
     assert {"world: 2" in str(why and why(case("all_reduce", world=1))) for why in reasons} == {True}
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-@pytest.mark.parametrize("op", FACTORS)
+@one_test("world", [2, 3, 4, 8])
+@one_test("op", FACTORS)
 def test_bytes_sent_are_the_size_times_the_factor_of_nccl_tests(catalogue: Catalogue, op: str, world: int) -> None:
     symbols = case(op, n=24 * 2**20, world=world).values
     assert catalogue[op].work_of(symbols, "float32").sent == pytest.approx(FACTORS[op](world) * 96 * 2**20)
 
 
-@pytest.mark.parametrize("op", FACTORS)
-@pytest.mark.parametrize("rank", [0, 2])
+@one_test("op", FACTORS)
+@one_test("rank", [0, 2])
 def test_every_rank_wants_what_the_inputs_of_all_ranks_give(catalogue: Catalogue, op: str, rank: int) -> None:
     """Compared with plain Python over lists: parts of the inputs, in the order of ranks."""
     import torch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.one_test import one_test
+
 COMPILED = [{"G": 1000, "K": 3}]
 LOCAL_MEMORY = ("runtime_index",)
 OURS = ["runtime_index", "constant_index", "tuned"]
@@ -70,8 +72,8 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
         assert torch.equal(rotated(y.tensor[part], 0), rotated(x.tensor[part], 3)), start
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("scalar", ["unsigned", "unsigned short"])
+@one_test("arch", ["sm_80", "sm_90", "sm_100"])
+@one_test("scalar", ["unsigned", "unsigned short"])
 def test_only_the_runtime_index_lands_in_local_memory(compiled, scalar, arch):
     def frames(macros):
         kernels = compiled("local_array.cu", {"SCALAR": scalar, **macros}, arch)
@@ -82,7 +84,7 @@ def test_only_the_runtime_index_lands_in_local_memory(compiled, scalar, arch):
     assert frames({}) == [0, 0]
 
 
-@pytest.mark.parametrize("places", range(8))
+@one_test("places", range(8))
 def test_eager_and_the_reference_follow_the_definition(trial, places):
     import torch
 

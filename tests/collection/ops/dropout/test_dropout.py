@@ -19,6 +19,7 @@ from harness.collection.ops.dropout.dropout import OP
 from harness.model import Case
 from harness.ops import Catalogue
 from harness.ops.baselines import MODES
+from tests.one_test import one_test
 
 COMPILED = [{"N": 1000}]
 OURS = ["naive", "vectorized", "bitmask_match", "bitmask_shuffle", "tuned"]
@@ -260,11 +261,11 @@ def test_torch_passes_the_check(trial, dtype, p):
     assert trial("dropout", "eager", dtype, N=10_001, p=p).complaint_after_call() is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "p", "returned"),
     [("dropout", 0.0, "x"), ("dropout_add", 1.0, "addend"), ("bias_dropout_residual", 1.0, "residual")],
 )
-@pytest.mark.parametrize("variant", MODES)
+@one_test("variant", MODES)
 def test_compiled_code_that_returns_its_input_is_not_run(name, p, returned, variant):
     op = Catalogue()[name]
 
@@ -292,7 +293,7 @@ def played(trial, replay):
     return complaint
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("p", "bits", "threshold"),
     [
         (0.1, NARROW, 58982),

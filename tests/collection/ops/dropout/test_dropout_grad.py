@@ -15,6 +15,7 @@ from harness.collection.ops.dropout._dropout import NARROW, WIDE, Keep, scale
 from harness.collection.ops.dropout.dropout import OP as DROPOUT
 from harness.collection.ops.dropout.dropout_grad import OP, REPLAYED
 from harness.collection.ops.elementwise import CUDA_TYPE
+from tests.one_test import one_test
 
 COMPILED = [{"N": 1000}]
 OURS = ["bytes", "bitmask", "tuned", "replay"]
@@ -167,7 +168,7 @@ def test_forward_and_backward_are_scaled_by_the_same_float(factor_of, trial, for
     assert one * keep.probability == pytest.approx(1 if p < 1 else 0, rel=2**-24)
 
 
-@pytest.mark.parametrize(("variant", "wrong"), [("tuned", True), ("replay", True), ("bytes", False), ("eager", False)])
+@one_test(("variant", "wrong"), [("tuned", True), ("replay", True), ("bytes", False), ("eager", False)])
 def test_the_reference_has_the_scale_of_the_variant(trial, variant, wrong):
     """1 / (1 - p), which is torch's, is 7e-6 off for a probability that is rounded to 16 bits."""
     import torch

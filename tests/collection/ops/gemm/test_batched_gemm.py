@@ -8,6 +8,7 @@ from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.gemm.batched_gemm import OP, padded
 from harness.cuda import cublaslt
 from harness.model import Case
+from tests.one_test import one_test
 
 PRODUCTS = ["scores", "context"]
 # Rows that begin anywhere, and rows that all begin on 16 bytes.
@@ -141,7 +142,7 @@ def test_a_padded_product_is_the_product(trial, variant, product, dtype):
     assert "1 of" in this.complaint(wide=wide)
 
 
-@pytest.mark.parametrize(("n", "pad", "tokens"), [(49, 8, 56), (49, 16, 64), (64, 8, 64), (1, 8, 8), (144, 16, 144)])
+@one_test(("n", "pad", "tokens"), [(49, 8, 56), (49, 16, 64), (64, 8, 64), (1, 8, 8), (144, 16, 144)])
 def test_tokens_are_padded_to_the_next_multiple(n, pad, tokens):
     assert padded({"n": n, "pad": pad}) == tokens
 

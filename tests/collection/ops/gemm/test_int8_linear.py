@@ -10,6 +10,7 @@ from harness.collection.ops.gemm import _int8
 from harness.collection.ops.gemm.int8_linear import OP
 from harness.cuda import cublaslt
 from harness.model import Case
+from tests.one_test import one_test
 
 # Rows that are multiples of 8, of 4, and other rows. Of `fused`: few rows and tiles of each size, with copies of each
 # width, alone and in clusters.
@@ -143,8 +144,8 @@ def test_places_of_cublaslts_order_are_those_of_the_kernel():
     assert torch.equal(ordered[place], torch.arange(m * n).view(m, n))
 
 
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("data", ["normal", "outliers"])
+@one_test("scales", SCALES)
+@one_test("data", ["normal", "outliers"])
 def test_baselines_agree_with_the_reference_on_the_cpu(trial, scales, data):
     for variant in ("eager", "compile"):
         this = trial("int8_linear", variant, "float16", M=100, K=40, N=24, scales=scales, data=data)
@@ -231,8 +232,8 @@ def test_all_choices_of_a_size_have_the_same_numbers(trial):
     assert torch.equal(with_outliers[0][0], with_outliers[1][0])
 
 
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("what", ["x", "weight", "row of the weight", "row of x"])
+@one_test("scales", SCALES)
+@one_test("what", ["x", "weight", "row of the weight", "row of x"])
 def test_zeros_give_zeros(trial, scales, what):
     import torch
 

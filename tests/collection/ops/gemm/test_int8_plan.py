@@ -12,6 +12,7 @@ from harness.collection.ops.gemm.int8_linear import OP
 from harness.cuda.assumed import KNOWN, assuming
 from harness.model import Case
 from harness.tune.candidates import legal_plans
+from tests.one_test import one_test
 
 ROWS, DEPTHS, COLUMNS = (1, 2, 15, 16, 17, 33, 777), (1, 31, 33, 96, 1000, 4096), (1, 7, 8, 1000)
 LARGE = [(8192, 4096, 28672), (401_408, 128, 384), (6272, 1024, 3072), (64, 14_336, 4096)]
@@ -22,7 +23,7 @@ def case_of(m, k, n, scales="channel"):
     return Case("int8_linear", "fused", "float16", (("M", m), ("K", k), ("N", n)), (("scales", scales),))
 
 
-@pytest.mark.parametrize("arch", KNOWN)
+@one_test("arch", KNOWN)
 def test_the_rules_plan_can_be_launched_on_every_gpu(arch):
     gpu = KNOWN[arch]
     with assuming(gpu):
@@ -53,12 +54,12 @@ def test_small_results_are_shared_by_clusters_and_large_ones_are_not():
         assert TUNING.rule(case_of(8192, 4096, 28_672))["tile"] == "128x256"
 
 
-@pytest.mark.parametrize(("columns", "copy"), [(4096, 16), (1000, 8), (1004, 4), (1001, 1), (1, 1)])
+@one_test(("columns", "copy"), [(4096, 16), (1000, 8), (1004, 4), (1001, 1), (1, 1)])
 def test_copies_are_as_wide_as_rows_allow(columns, copy):
     assert _int8_plan.copy_bytes(columns) == copy
 
 
-@pytest.mark.parametrize("sizes", [(8, 4096, 4096), (24, 1000, 1000), (777, 4096, 1000), (8192, 1024, 3072)])
+@one_test("sizes", [(8, 4096, 4096), (24, 1000, 1000), (777, 4096, 1000), (8192, 1024, 3072)])
 def test_the_rules_plan_is_among_those_that_are_searched(sizes):
     with assuming(KNOWN["sm_90"]):
         case = case_of(*sizes)

@@ -13,6 +13,7 @@ from harness.collection.ops.layouts import _windows as windows
 from harness.collection.ops.layouts.layer_norm_window_partition import OP, WindowRowPlan, WindowTilePlan, fused_lanes
 from harness.model import Traffic
 from harness.ops import comparer
+from tests.one_test import one_test
 
 # Lanes of a warp with few chunks and with many, with and without missing ones, chunks of each width, blocks, and rows
 # that are too long for a block.
@@ -78,7 +79,7 @@ def sizes_of(shape):
 # ---- Plans.
 
 
-@pytest.mark.parametrize("width", [16, 8, 4, 2])
+@one_test("width", [16, 8, 4, 2])
 def test_the_threads_of_a_team_have_each_chunk_of_a_row_once(width):
     for row in [*ROWS, 385, 1000, 4096, 4097, 8192, 16_384]:
         plan = WindowRowPlan.of(row, width)
@@ -117,8 +118,8 @@ def test_teams_move_whole_sectors():
     assert [row for row in ROWS if WindowRowPlan.of(row, 16).lanes == 1] == [1]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("channels", [96, 128, 192, 256, 384, 512, 768, 1024, 1536])
+@one_test("dtype", ["float16", "float32"])
+@one_test("channels", [96, 128, 192, 256, 384, 512, 768, 1024, 1536])
 def test_no_lane_is_idle_in_the_rows_of_swin(channels, dtype):
     plan = WindowRowPlan.of(channels * {"float16": 2, "float32": 4}[dtype] // 16, 16)
     assert plan.whole
@@ -246,7 +247,7 @@ def put_piece(plan, y, at, tile, start, elements, size):
         y[at + element] = tile[start + element]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "channels", "index"),
     [
         ("bfloat16", 97, "unsigned"),

@@ -7,6 +7,7 @@ import pytest
 
 from harness.collection.ops.layouts._pack_plan import Narrow
 from harness.collection.ops.layouts._transpose_plan import Matrices
+from tests.one_test import one_test
 
 
 def transposed(plan, x):
@@ -32,8 +33,8 @@ def transposed(plan, x):
     return y.reshape(-1)
 
 
-@pytest.mark.parametrize("shape", [(1, 1000, 3), (1, 3, 1000), (5, 64, 7), (5, 5, 64), (3, 3, 8), (40, 16, 3)], ids=str)
-@pytest.mark.parametrize("itemsize", [2, 4])
+@one_test("shape", [(1, 1000, 3), (1, 3, 1000), (5, 64, 7), (5, 5, 64), (3, 3, 8), (40, 16, 3)], ids=str)
+@one_test("itemsize", [2, 4])
 def test_every_element_moves_once(shape, itemsize):
     plan = Narrow.of(Matrices(*shape, itemsize))
     assert plan

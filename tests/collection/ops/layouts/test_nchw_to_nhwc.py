@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.layouts.nchw_to_nhwc import OP
 from harness.model import Case
+from tests.one_test import one_test
 
 DIRECTIONS = ["to_nhwc", "to_nchw"]
 COMPILED = [
@@ -127,7 +128,7 @@ def test_there_and_back_is_the_same(trial):
     assert torch.equal(back.call().y, there.inputs.x)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "shape", "reason"),
     [
         ("float32", (2, 64, 8, 8), "float"),

@@ -8,6 +8,7 @@ import pytest
 from harness.collection.ops.layouts._pack_plan import _FLAT_TILES, _PACK_TILES, PackTiles
 from harness.collection.ops.layouts._transpose_plan import Matrices, WordTiles
 from harness.collection.ops.layouts._transpose_tuning import packs_are_best, ruled
+from tests.one_test import one_test
 from tests.rare import rare
 
 WARP_PACKS, WARP_COLS = 8, 4
@@ -162,8 +163,8 @@ def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, 
         assert (y == expected).all()
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("packs", [(16, 16), (16, 8), (8, 8), (1, 16), (1, 8)], ids=str)
+@one_test("itemsize", [2, 4])
+@one_test("packs", [(16, 16), (16, 8), (8, 8), (1, 16), (1, 8)], ids=str)
 def test_a_tile_has_the_room_that_the_kernel_counts(packs, itemsize):
     """The static_assert of pack_tile.cuh says the same to the compiler."""
     for cols in (49, 63) if packs[0] == 1 else (8193,):
@@ -186,7 +187,7 @@ def test_banks_have_few_conflicts(itemsize):
     assert max(found.values()) <= 4
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "itemsizes"),
     [
         ((1, 8192, 8192), (2, 4)),
@@ -212,8 +213,8 @@ def test_large_matrices_are_for_packs(shape, itemsizes):
     assert found == itemsizes
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("size", [64, 100, 200, 300, 600])
+@one_test("itemsize", [2, 4])
+@one_test("size", [64, 100, 200, 300, 600])
 def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(size, itemsize):
     matrices = Matrices(1, size, size, itemsize)
     words = WordTiles.of(matrices, 132, aligned=True) or WordTiles.of(matrices, 132, aligned=False)
@@ -221,7 +222,7 @@ def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(size, i
     assert packs is None or not packs_are_best(matrices, 132) or packs.grid >= min(132, words.grid) / 2
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("rows", "cols", "itemsize", "possible"),
     [
         (1024, 1024, 2, True),

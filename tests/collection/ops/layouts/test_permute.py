@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.layouts.permute import OP, PackPlan
 from harness.model import Case
+from tests.one_test import one_test
 
 SYMBOLS = "BSHD"
 COMPILED = [
@@ -114,7 +115,7 @@ def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
     assert eager.complaint(y=eager.inputs.x)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "d", "reason"),
     [
         ("float16", 64, None),
@@ -148,8 +149,6 @@ def test_all_loads_of_a_thread_are_under_way_before_a_store(ptx, element, unroll
     assert text.rindex("ld.global.nc") < text.index("st.global")
 
 
-@pytest.mark.parametrize(
-    ("packs", "size", "unroll"), [(2**24, 16, 1), (2**24, 8, 8), (2**24, 2, 8), (2**16, 4, 1), (1, 4, 1)]
-)
+@one_test(("packs", "size", "unroll"), [(2**24, 16, 1), (2**24, 8, 8), (2**24, 2, 8), (2**16, 4, 1), (1, 4, 1)])
 def test_a_thread_moves_several_narrow_packs_where_there_are_many(packs, size, unroll):
     assert PackPlan.of(packs, size, 132).unroll == unroll

@@ -9,6 +9,7 @@ from harness.collection.ops.layouts._transpose_plan import Matrices, RegisterBlo
 from harness.collection.ops.layouts._transpose_tuning import packs_are_best
 from harness.collection.ops.layouts.transpose import OP
 from harness.model import Case
+from tests.one_test import one_test
 
 COMPILED = [
     {"M": rows, "N": columns}
@@ -157,7 +158,7 @@ def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
     assert eager.complaint(y=eager.inputs.x)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "shape", "reason"),
     [
         ("float32", (64, 64), "float"),

@@ -9,6 +9,7 @@ import pytest
 
 from harness.collection.ops.layouts._transpose_plan import THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 from harness.cuda import fast_divisor
+from tests.one_test import one_test
 from tests.rare import rare
 
 # Batch, rows, columns, and elements of a cell.
@@ -174,7 +175,7 @@ def test_every_element_is_moved_once_and_to_its_place(shape, multiprocessors):
             assert (y == wanted).all(), plan
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@one_test("shape", SHAPES, ids=str)
 def test_registers_and_shared_memory_hold_a_tile(shape):
     for multiprocessors in MULTIPROCESSORS:
         for plan in plans(shape, multiprocessors):
@@ -182,7 +183,7 @@ def test_registers_and_shared_memory_hold_a_tile(shape):
             assert plan.shared <= 32 * 1024
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "most"),
     [
         ((1, 8191, 8193, 1), (1, 1)),
@@ -212,7 +213,7 @@ def test_banks_are_free_of_conflicts(shape, most):
                 assert found <= limit, (plan, of)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "share"),
     [
         ((1, 8192, 8191), 0.95),

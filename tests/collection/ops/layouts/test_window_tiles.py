@@ -11,6 +11,7 @@ import pytest
 
 from harness.collection.ops.layouts import _windows as windows
 from harness.collection.ops.layouts._windows import WindowTiles
+from tests.one_test import one_test
 from tests.rare import rare
 
 Ints = Any  # an array of integers
@@ -199,8 +200,8 @@ def test_tiles_move_each_element_to_its_place(shape, itemsize, to_windows):
         assert np.array_equal(got, wanted), (x, y)
 
 
-@pytest.mark.parametrize("to_windows", [True, False])
-@pytest.mark.parametrize("itemsize", [2, 4])
+@one_test("to_windows", [True, False])
+@one_test("itemsize", [2, 4])
 def test_tiles_fit_and_have_all_windows(itemsize, to_windows):
     for images, height, width, side in [(1, 7, 7, 7), (64, 56, 56, 7), (3, 8, 2048, 8), (5, 24, 36, 12), (9, 5, 5, 1)]:
         for channels in (1, 2, 3, 17, 49, 97, 200):

@@ -16,6 +16,7 @@ from harness.cuda import fast_divisor
 from harness.expressions import ExpressionError
 from harness.model import Traffic
 from harness.ops import ITEMSIZE
+from tests.one_test import one_test
 from tests.rare import rare
 
 OPS = {op.name: op for op in (PARTITION, REVERSE)}
@@ -141,9 +142,9 @@ def test_the_map_of_elements_is_what_torch_does(shape, to_windows):
     assert int(left[begins].min()) >= windows.shortest_piece(s) * s.C
 
 
-@pytest.mark.parametrize("to_windows", [True, False])
-@pytest.mark.parametrize("unit", [2, 4, 8])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] and shape[3] % 96 == 0], ids=str)
+@one_test("to_windows", [True, False])
+@one_test("unit", [2, 4, 8])
+@one_test("shape", [shape for shape in SHAPES if shape[0] and shape[3] % 96 == 0], ids=str)
 def test_the_map_of_units_is_what_torch_does(shape, unit, to_windows):
     import torch
 
@@ -154,9 +155,9 @@ def test_the_map_of_units_is_what_torch_does(shape, unit, to_windows):
     assert torch.equal((at[:, None] * unit + torch.arange(unit)).reshape(-1), wanted)
 
 
-@pytest.mark.parametrize("to_windows", [True, False])
-@pytest.mark.parametrize("offset", [0, 1, 5])
-@pytest.mark.parametrize("shape", [(2, 14, 28, 97, 7, 3), (3, 21, 14, 3, 7, 3), (3, 14, 14, 49, 7, 0)], ids=str)
+@one_test("to_windows", [True, False])
+@one_test("offset", [0, 1, 5])
+@one_test("shape", [(2, 14, 28, 97, 7, 3), (3, 21, 14, 3, 7, 3), (3, 14, 14, 49, 7, 0)], ids=str)
 def test_packs_of_two_pieces_have_all_elements(shape, offset, to_windows):
     """gather_pack() of windows.cuh, where pieces aren't short: of each pack, all elements come from two addresses."""
     import torch
@@ -184,7 +185,7 @@ def test_the_map_of_units_of_several_pixels_is_what_torch_does(to_windows):
     assert torch.equal((at[:, None] * unit + torch.arange(unit)).reshape(-1), wanted)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "itemsize", "width"),
     [
         ((1, 56, 56, 96, 7, 3), 2, 16),
@@ -208,9 +209,9 @@ def test_indexes_have_64_bits_only_where_they_need_them(images, bits):
     assert windows.WindowMap.of(SimpleNamespace(**sizes_of((images, 16, 16, 64, 8, 4))), 8).bits == bits
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("to_windows", [0, 1])
-@pytest.mark.parametrize(("width", "unroll", "vector"), [(16, 2, "v4"), (8, 4, "v2")])
+@one_test("op", OPS)
+@one_test("to_windows", [0, 1])
+@one_test(("width", "unroll", "vector"), [(16, 2, "v4"), (8, 4, "v2")])
 def test_all_units_of_a_thread_are_in_flight_at_once(ptx, op, to_windows, width, unroll, vector):
     """A condition around a load or a store would put the second load after the first store."""
     macros = {"SCALAR": "unsigned short", "INDEX": "unsigned", "TO_WINDOWS": to_windows}
@@ -223,16 +224,16 @@ def test_all_units_of_a_thread_are_in_flight_at_once(ptx, op, to_windows, width,
 # ---- Sizes, torch's code and the check.
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-@pytest.mark.parametrize(("height", "width", "named"), [(15, 14, "H = 15"), (14, 13, "W = 13")])
+@one_test("op", OPS.values(), ids=list(OPS))
+@one_test(("height", "width", "named"), [(15, 14, "H = 15"), (14, 13, "W = 13")])
 def test_windows_must_tile_the_image(op, height, width, named):
     values = sizes_of((2, height, width, 8, 7, 3)) | {"direction": "forward"}
     with pytest.raises(ExpressionError, match=f"{named} isn't a multiple of window = 7; pad"):
         op.work_of(values, "float16")
 
 
-@pytest.mark.parametrize(("op", "direction"), WAYS)
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if math.prod(shape[:4]) < 25_000], ids=str)
+@one_test(("op", "direction"), WAYS)
+@one_test("shape", [shape for shape in SHAPES if math.prod(shape[:4]) < 25_000], ids=str)
 def test_eager_is_the_reference(trial, op, direction, shape):
     made = trial(op, "eager", "float16", **sizes_of(shape), direction=direction)
     assert made.complaint_after_call() is None
@@ -351,7 +352,7 @@ def test_more_than_2_to_31_elements(launch, op, direction, variant, channels):
     assert not bool(y.isnan().any())
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 14, 7, 3, 7, 0), (2, 14, 7, 3, 7, 14), (2, 14, 7, 3, 7, 7)], ids=str)
+@one_test("shape", [*SHAPES, (2, 14, 7, 3, 7, 0), (2, 14, 7, 3, 7, 14), (2, 14, 7, 3, 7, 7)], ids=str)
 def test_only_what_keeps_its_place_is_a_copy(shape):
     s = SimpleNamespace(**sizes_of(shape))
     pixels = windows.pixels_of_windows(s, "cpu")

@@ -10,6 +10,7 @@ from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.lists.adamw import OP, RATE
 from harness.ops import Tensors
 from harness.ops.comparer import complaint
+from tests.one_test import one_test
 from tests.rare import rare
 
 COMPILED = [{"T": 5, "N": 1000, "master": master} for master in ("none", "float32")]
@@ -199,7 +200,7 @@ def test_a_step_in_float64_is_that_of_torchs_optimizer(trial):
         assert bool(((expected.got.double() - expected.want).abs() <= expected.allowed).all()), expected.name
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("change", "name"),
     [
         (lambda t: t.weights[1].add_(1e-5), "weights[1]"),

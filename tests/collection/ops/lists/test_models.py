@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.lists import _models
 from harness.errors import UsageError
+from tests.one_test import one_test
 
 KNOWN = {
     "bert_base": (199, 109_482_240),
@@ -26,7 +27,7 @@ def test_every_list_is_known_and_may_be_chosen():
     assert _models.choice().usual == "equal"
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@one_test("name", KNOWN)
 def test_a_list_has_the_tensors_and_parameters_of_its_model(name):
     tensors = _models.tensors(name)
     assert (len(tensors), sum(math.prod(shape) for _, shape in tensors)) == KNOWN[name]

@@ -19,6 +19,7 @@ from harness.collection.ops.lists._tables import (
     starts,
 )
 from harness.ops import Tensors
+from tests.one_test import one_test
 
 SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 511, 512, 513, 1023, 1025, 2049, 4095, 4096, 4097, 8191, 8192, 8193, 30011]
 PACKS = 4
@@ -70,8 +71,8 @@ def covered(rows, size):
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("offset", "gap"), [(0, 0), (1, 0), (3, 1), (0, 8)])
+@one_test("size", [2, 4])
+@one_test(("offset", "gap"), [(0, 0), (1, 0), (3, 1), (0, 8)])
 def test_packs_cover_each_element_once(size, offset, gap):
     tensors = laid_out(SIZES, size, offset, gap)
     rows = packed(tensors, packs=PACKS)
@@ -79,7 +80,7 @@ def test_packs_cover_each_element_once(size, offset, gap):
     assert len(rows.numbers) == rows.whole + (rows.blocks - rows.whole) * WARPS
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0], [1], [0, 1, 0]])
+@one_test("sizes", [[], [0], [0, 0, 0], [1], [0, 1, 0]])
 def test_lists_of_next_to_nothing(sizes):
     tensors = laid_out(sizes, 4)
     assert covered(packed(tensors, packs=PACKS), 4) == elements(tensors)

@@ -9,6 +9,7 @@ import pytest
 from harness import check
 from harness.model import Traffic
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 # Lanes of a warp, blocks and clusters; rows that begin inside of packs; a row that no team's registers hold.
 COMPILED = [
@@ -47,7 +48,7 @@ def test_eager_is_right(trial, dtype, op, rows, columns):
     assert complaint() is None
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("op", "output", "place"),
     [
         ("cross_entropy", "loss", 0),

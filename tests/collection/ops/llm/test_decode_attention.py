@@ -8,6 +8,7 @@ from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.llm.decode_attention import TokenParts, rule
 from harness.cuda.assumed import KNOWN, assuming
 from tests.collection.conftest import case_of
+from tests.one_test import one_test
 
 COMPILED = [
     *({"B": b, "H": 32, "G": 8, "T": 129, "D": d} for b in (1, 16) for d in (24, 64, 128)),
@@ -17,8 +18,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("variant", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@one_test("variant", ["eager", "sdpa"])
+@one_test("dtype", ["bfloat16", "float16"])
 def test_torchs_are_right(trial, variant, dtype):
     assert trial("decode_attention", variant, dtype, B=2, H=6, G=2, T=33, D=24).complaint_after_call() is None
 
@@ -35,9 +36,9 @@ def test_the_check_sees_a_token_that_is_left_out(trial):
     assert made.complaint_after_call(without_the_last) is not None
 
 
-@pytest.mark.parametrize("sequences", [1, 3, 16, 70])
-@pytest.mark.parametrize("tokens", [1, 16, 129, 4097, 32_769, 131_073])
-@pytest.mark.parametrize("head", [64, 128])
+@one_test("sequences", [1, 3, 16, 70])
+@one_test("tokens", [1, 16, 129, 4097, 32_769, 131_073])
+@one_test("head", [64, 128])
 def test_parts_have_all_tokens_once(sequences, tokens, head):
     sizes = {"B": sequences, "H": 32, "G": 8, "T": tokens, "D": head}
     parts = TokenParts.of(sizes, rule(sizes, H200), H200)
@@ -47,7 +48,7 @@ def test_parts_have_all_tokens_once(sequences, tokens, head):
     assert parts.count == 1 or sequences * 8 * parts.count <= H200.multiprocessors * parts.blocks
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("arch", "sequences", "plan"),
     [("sm_90", 1, (8, 2, 2)), ("sm_90", 16, (4, 4, 2)), ("sm_80", 1, (4, 2, 3)), ("sm_89", 16, (4, 2, 3))],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from harness.collection.ops.llm.embedding_grad import OP, groups_of
 from harness.model import Case
+from tests.one_test import one_test
 
 COMPILED = [
     {"T": 1000, "V": 128_256, "H": columns, "padding": padding}
@@ -30,7 +31,7 @@ def test_the_check_sees_a_padding_row_with_a_gradient(trial):
     assert made.complaint_after_call(lambda t: t.dweight[0].add_(1)) is not None
 
 
-@pytest.mark.parametrize("vocabulary", [1, 4, 50_257, 262_144, 2_000_000])
+@one_test("vocabulary", [1, 4, 50_257, 262_144, 2_000_000])
 def test_blocks_that_group_have_room_for_their_ids(vocabulary):
     blocks, bins = groups_of(vocabulary)
     assert blocks & (blocks - 1) == 0

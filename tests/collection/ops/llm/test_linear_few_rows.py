@@ -8,6 +8,7 @@ from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.llm import _few_rows
 from harness.collection.ops.llm._few_rows import FewRows, FewRowsProduct
 from harness.cuda.assumed import KNOWN, assuming
+from tests.one_test import one_test
 
 FORMS = ("plain", "norm", "add", "gates")
 COMPILED = [
@@ -27,19 +28,19 @@ LLAMA = {
 """The products of Llama 1B for one sequence."""
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@one_test("form", FORMS)
+@one_test("dtype", ["bfloat16", "float16"])
 def test_eager_is_right(trial, dtype, form):
     assert trial("linear_few_rows", "eager", dtype, M=3, K=40, N=17, form=form).complaint_after_call() is None
 
 
-@pytest.mark.parametrize("form", FORMS)
+@one_test("form", FORMS)
 def test_the_check_sees_a_row_of_weights_that_is_left_out(trial, form):
     made = trial("linear_few_rows", "eager", "bfloat16", M=3, K=40, N=17, form=form)
     assert made.complaint_after_call(lambda t: t.y[:, 16].copy_(t.y[:, 15])) is not None
 
 
-@pytest.mark.parametrize("name", LLAMA)
+@one_test("name", LLAMA)
 def test_multiprocessors_read_about_as_many_weights_each(name):
     product = LLAMA[name]
     made = FewRows.of(product, _few_rows.rule(product, H200), H200)
@@ -60,16 +61,16 @@ def test_enough_bytes_are_under_way(name, rows):
     assert made.stages * 8 * min(made.columns * 2, bytes_of_row) >= min(own, 60 * 1024)
 
 
-@pytest.mark.parametrize("name", LLAMA)
+@one_test("name", LLAMA)
 def test_a_block_of_the_next_kernel_fits_beside_each(name):
     product = LLAMA[name]
     made = FewRows.of(product, _few_rows.rule(product, H200), H200)
     assert 2 * (made.shared(product) + made.fixed + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("arch", KNOWN)
-@pytest.mark.parametrize("rows", [1, 8, 9, 40])
-@pytest.mark.parametrize("columns", [8, 1000, 2048, 8192])
+@one_test("arch", KNOWN)
+@one_test("rows", [1, 8, 9, 40])
+@one_test("columns", [8, 1000, 2048, 8192])
 def test_the_rules_plan_can_be_launched_on_every_gpu_or_there_is_none(arch, rows, columns):
     with assuming(KNOWN[arch]):
         chip, product = Chip.current(), FewRowsProduct(rows, columns, 500, norm=True)
@@ -86,7 +87,7 @@ def test_rows_that_are_not_whole_packs_have_no_plan():
     assert _few_rows.rule(FewRowsProduct(1, 77, 100, norm=False), H200) is None
 
 
-@pytest.mark.parametrize(("rows", "at_once"), [(1, 1), (2, 2), (3, 4), (4, 4)])
+@one_test(("rows", "at_once"), [(1, 1), (2, 2), (3, 4), (4, 4)])
 def test_threads_with_columns_of_their_own_multiply_up_to_four_rows(rows, at_once):
     product = FewRowsProduct(rows, 2048, 500, norm=True)
     made = FewRows.of(product, {"warps": 8, "columns": 0, "stages": 3}, H200)

@@ -6,6 +6,7 @@ import pytest
 
 from harness.collection.ops.llm.rope import OP, RopePlan
 from harness.model import Case
+from tests.one_test import one_test
 
 COMPILED = [
     {"T": 1000, "Q": q, "K": k, "D": d, "P": 4096, "pairs": pairs, "way": way}
@@ -38,10 +39,10 @@ def test_the_backward_takes_the_forward_back(trial):
     torch.testing.assert_close(backward.call().q_out, back)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 5, 9, 40, 72, 80, 128])
-@pytest.mark.parametrize("elements", [64, 128, 256])
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("interleaved", [False, True])
+@one_test("heads", [1, 2, 5, 9, 40, 72, 80, 128])
+@one_test("elements", [64, 128, 256])
+@one_test("itemsize", [2, 4])
+@one_test("interleaved", [False, True])
 def test_the_plans_threads_have_all_places_of_all_heads(heads, elements, itemsize, interleaved):
     plan = RopePlan.of(heads, elements, itemsize, interleaved=interleaved)
     size = 16 // itemsize
@@ -52,7 +53,7 @@ def test_the_plans_threads_have_all_places_of_all_heads(heads, elements, itemsiz
     assert plan.each <= 8
 
 
-@pytest.mark.parametrize(("heads", "elements"), [(8, 6), (8, 12), (0, 128), (4096, 128)])
+@one_test(("heads", "elements"), [(8, 6), (8, 12), (0, 128), (4096, 128)])
 def test_heads_without_a_plan(heads, elements):
     assert RopePlan.of(heads, elements, 2, interleaved=False) is None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.one_test import one_test
+
 COMPILED = [
     *({"M": 1000, "H": columns, "layout": layout} for layout in ("packed", "separate") for columns in (14_336, 77)),
     {"M": 2**20, "H": 14_336, "layout": "packed"},
@@ -27,8 +29,8 @@ def test_the_gradient_is_autograds(trial):
     assert made.complaint(dgate=wanted[0].float(), dup=wanted[1].float()) is None
 
 
-@pytest.mark.parametrize(("op", "output"), [("swiglu", "y"), ("swiglu_grad", "dgate")])
-@pytest.mark.parametrize("layout", ["packed", "separate"])
+@one_test(("op", "output"), [("swiglu", "y"), ("swiglu_grad", "dgate")])
+@one_test("layout", ["packed", "separate"])
 def test_the_check_sees_a_wrong_element(trial, op, output, layout):
     made = trial(op, "eager", "float32", M=7, H=10, layout=layout)
     assert made.complaint_after_call(lambda t: getattr(t, output)[6, 3:4].mul_(1.0001).add_(1e-4)) is not None

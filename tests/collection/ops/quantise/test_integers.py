@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from harness.collection.ops.quantise import _integers as integers
 from harness.ops import comparer
+from tests.one_test import one_test
 
 BOUNDARY = 1e-9
 
@@ -30,7 +29,7 @@ def taken(value, error=0.0, scale=1.0):
     ]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("value", "wanted"),
     [
         (0.0, 0),
@@ -61,7 +60,7 @@ def test_rounding_and_saturation(value, wanted):
     assert integers.to_integers(one.repeat(64), torch.ones(1)).tolist() == [wanted] * 64
 
 
-@pytest.mark.parametrize("value", [-1.0, -1e-30, 0.0, 1e-30, 3.0, math.nan])
+@one_test("value", [-1.0, -1e-30, 0.0, 1e-30, 3.0, math.nan])
 def test_a_scale_of_0(value):
     import torch
 

@@ -8,6 +8,7 @@ import pytest
 
 from harness.model import Traffic
 from harness.ops import Catalogue
+from tests.one_test import one_test
 from tests.rare import rare
 
 OPS = Catalogue()
@@ -68,7 +69,7 @@ def test_eager_is_right_on_the_cpu(trial, name, scales, dtype):
         assert trial(name, "eager", dtype, **sizes(shape, scales)).complaint_after_call() is None, shape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@one_test("name", NAMES)
 def test_the_check_takes_empty_tensors(trial, name):
     for shape in ((0, 8), (8, 0), (0, 0)):
         assert trial(name, "eager", "float16", **sizes(shape, "channel")).complaint_after_call() is None, shape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from harness.collection.ops.quantise._row_runs import SIZE, RowRunPlan
+from tests.one_test import one_test
 
 COLUMNS = [2, 3, 5, 7, 13, 49, 97, 98, 127, 255, 383, 385, 509, 511, 513, 514, 1023, 1025, 1026, 4095, 6143, 7675]
 KINDS = [(2, False), (2, True), (4, False), (4, True)]
@@ -33,8 +33,8 @@ def tile_of(plan, columns, row, rows, skipped):
     return begin + loaded, begin + stored, (start // columns - 1, start % columns)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("multiprocessors", [1, 2])
+@one_test("columns", COLUMNS)
+@one_test("multiprocessors", [1, 2])
 def test_blocks_store_each_element_once_and_load_only_the_tensor(columns, multiprocessors):
     for plan in plans(columns):
         held = multiprocessors * (plan.resident // plan.threads)
@@ -63,7 +63,7 @@ def test_blocks_store_each_element_once_and_load_only_the_tensor(columns, multip
             assert np.array_equal(np.sort(np.concatenate(everything)), np.arange(rows * columns))
 
 
-@pytest.mark.parametrize("first", range(17))
+@one_test("first", range(17))
 def test_plans_fit_a_block(first):
     every = [*range(2, 1100), *range(1101, 8000, 17)]
     for columns, plan in ((each, plan) for each in every[first::17] for plan in plans(each)):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from harness.collection.ops.quantise._row_units import UNIT_SIZES, UnitRowPlan
+from tests.one_test import one_test
 
 COLUMNS = sorted({*range(1, 300), 384, 768, 1000, 1023, 1024, 1536, 3072, 4095, 4096, 8190, 8191, 8192, 16384, 32768})
 
 
-@pytest.mark.parametrize("first", range(9))
+@one_test("first", range(9))
 def test_the_threads_of_a_team_have_each_unit_of_a_row_once(first):
     for columns in COLUMNS[first::9]:
         assert_units(columns)
@@ -35,7 +34,7 @@ def assert_units(columns):
     assert plan.macros["RESIDENT"] >= plan.threads
 
 
-@pytest.mark.parametrize("first", range(9))
+@one_test("first", range(9))
 def test_a_grid_has_each_row_once(first):
     """The arithmetic of Rows: which rows a team works on."""
     for columns in COLUMNS[first::9]:
@@ -55,7 +54,7 @@ def assert_rows(columns):
         assert sorted(row for row in found if row < rows) == list(range(rows))
 
 
-@pytest.mark.parametrize("columns", [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 3072, 4096])
+@one_test("columns", [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 3072, 4096])
 def test_no_lane_is_idle_in_the_rows_of_swin_and_bert(columns):
     plan = UnitRowPlan.of(columns)
     assert plan.full

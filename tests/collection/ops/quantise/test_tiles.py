@@ -7,6 +7,7 @@ import pytest
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.quantise._tiles import _EVERY_THREADS, _EVERY_UNITS, RepeatingTiles
 from harness.cuda import fast_divisor
+from tests.one_test import one_test
 from tests.rare import rare
 
 MATRICES = [
@@ -81,7 +82,7 @@ def test_a_warp_begins_on_a_line_and_takes_neighbours(size):
         assert tiles.period * size % columns == 0
 
 
-@pytest.mark.parametrize("columns", [1, 97, 2**20 + 1, 2**31 - 1])
+@one_test("columns", [1, 97, 2**20 + 1, 2**31 - 1])
 def test_indexes_of_32_bits_do_not_overflow(columns):
     """Up to 2^31 - 1 elements: threads are divided, so they stay below 2^31, and units below 2^32."""
     for elements in (2**31 - 1, 2**31 - columns, columns):
@@ -94,17 +95,15 @@ def test_indexes_of_32_bits_do_not_overflow(columns):
             assert last * units * tiles.period + units * tiles.period < 2**32
 
 
-@pytest.mark.parametrize(
-    "op", ["quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize"]
-)
+@one_test("op", ["quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize"])
 def test_kernels_with_64_bit_indexes_do_not_spill(compiled, op):
     macros = {"SCALAR": CUDA_TYPE["bfloat16"], "INDEX": "unsigned long long", "CHANNEL": 1}
     for more in ({}, {"WHOLE": 0}, {"WHOLE": 1}, {"STEPS": 1}):
         assert {kernel.local_bytes for kernel in compiled(f"{op}.cu", macros | more).values()} == {0}
 
 
-@pytest.mark.parametrize("whole", [0, 1])
-@pytest.mark.parametrize(
+@one_test("whole", [0, 1])
+@one_test(
     ("op", "wide"),
     [
         ("quantize", 4),

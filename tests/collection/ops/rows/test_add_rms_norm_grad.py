@@ -6,6 +6,7 @@ import pytest
 
 from harness.collection.ops.chip import H200
 from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan
+from tests.one_test import one_test
 
 COMPILED = [
     {"M": 1000, "N": columns} for columns in (77, 128, 1024, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384, 32_768)
@@ -38,8 +39,8 @@ def test_the_check_sees_a_residual_that_is_forgotten(trial):
     assert made.complaint_after_call(lambda t: t.dx[3].sub_(made.inputs.dsum[3])) is not None
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("columns", [8, 128, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384])
+@one_test("itemsize", [2, 4])
+@one_test("columns", [8, 128, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384])
 def test_plans_hold_rows_in_what_a_multiprocessor_has(itemsize, columns):
     plan = AddNormGradPlan.of(columns, itemsize, H200)
     packs = columns * itemsize // 16
@@ -50,6 +51,6 @@ def test_plans_hold_rows_in_what_a_multiprocessor_has(itemsize, columns):
     assert plan.stages >= (1 if itemsize * columns > 38_000 else 2)
 
 
-@pytest.mark.parametrize(("columns", "itemsize"), [(77, 2), (16_392, 2), (32_768, 2), (2, 4)])
+@one_test(("columns", "itemsize"), [(77, 2), (16_392, 2), (32_768, 2), (2, 4)])
 def test_rows_without_a_plan(columns, itemsize):
     assert AddNormGradPlan.of(columns, itemsize, H200) is None

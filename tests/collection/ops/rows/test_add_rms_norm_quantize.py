@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.one_test import one_test
+
 COMPILED = [
     {"M": rows, "N": columns, "to": to, "scales": scales}
     for to in ("e4m3", "int8")
@@ -27,7 +29,7 @@ def test_eager_is_right(trial, dtype, to, scales):
     assert made.complaint_after_call() is None
 
 
-@pytest.mark.parametrize(("to", "scales"), WAYS)
+@one_test(("to", "scales"), WAYS)
 def test_the_check_sees_a_number_that_is_one_step_off(trial, to, scales):
     made = trial("add_rms_norm_quantize", "eager", "float32", M=7, N=100, to=to, scales=scales)
     found = made.complaint_after_call(lambda t: t.q[5, 3:4].add_(1 if int(t.q[5, 3]) % 128 < 100 else 255))

@@ -17,6 +17,7 @@ from harness.collection.ops.rows.layer_norm import OP as LAYER_NORM
 from harness.collection.ops.rows.rms_norm import OP as RMS_NORM
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, comparer
+from tests.one_test import one_test
 
 OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM)}
 OURS = ["two_pass", "registers", "half2", "tuned"]
@@ -83,8 +84,8 @@ def test_the_check_sees_what_should_be_no_number(trial, op):
     assert made.complaint_after_call(lambda t: t.y[0, 0].fill_(math.nan)) is not None
 
 
-@pytest.mark.parametrize("value", [0.0, 1.1, -65504.0, 1e38])
-@pytest.mark.parametrize("columns", [1, 3, 1000])
+@one_test("value", [0.0, 1.1, -65504.0, 1e38])
+@one_test("columns", [1, 3, 1000])
 def test_the_reference_of_equal_values_is_exact(value, columns):
     import torch
 
@@ -104,7 +105,7 @@ def test_the_reference_beyond_the_range_of_float32_divides_by_infinity():
         assert not made.xhat.any()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("variant", "dtype", "columns", "runs"),
     [
         ("registers", "float32", 16_384, True),
@@ -145,7 +146,7 @@ def test_two_pass_moves_one_matrix_more(op):
     assert (work.items, work.item) == (100, "rows")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@one_test("dtype", ["float32", "float16"])
 def test_tuned_moves_what_two_pass_does_where_rows_are_too_long(op, dtype):
     ours = OPS[op]
     tuned, two_pass = ours.variants["tuned"], ours.variants["two_pass"]

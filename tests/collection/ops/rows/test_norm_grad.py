@@ -18,6 +18,7 @@ from harness.collection.ops.rows import _norm_grad_check as exact
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context
+from tests.one_test import one_test
 
 DTYPES = ["float32", "float16", "bfloat16"]
 OPS = ["layer_norm_grad", "rms_norm_grad"]
@@ -236,9 +237,9 @@ def unsupported(case):
 # ---- Without a GPU.
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (300, 7), (64, 1000)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", OPS)
+@one_test("shape", [(0, 5), (1, 1), (300, 7), (64, 1000)], ids=str)
+@one_test("dtype", DTYPES)
+@one_test("op", OPS)
 def test_eager_passes_the_check(trial, op, dtype, shape):
     assert trial(op, "eager", dtype, M=shape[0], N=shape[1]).complaint_after_call() is None
 
@@ -318,7 +319,7 @@ def test_tuned_says_what_it_moves(monkeypatch, catalogue, op):
         assert tuned.traffic({"M": rows, "N": columns}, 2).moved == matrices * rows * columns * 2
 
 
-@pytest.mark.parametrize(("op", "variant"), CASES)
+@one_test(("op", "variant"), CASES)
 def test_rows_whose_elements_can_not_be_counted_are_refused(catalogue, op, variant):
     unsupported = catalogue[op].variants[variant].unsupported
     assert unsupported(Case(op, variant, "float16", (("M", 1), ("N", 2**31)))) is not None

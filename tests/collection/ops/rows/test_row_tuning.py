@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.rows._norm_plan import InTurn
 from harness.collection.ops.rows._row_tuning import row_plan
@@ -15,6 +13,7 @@ from harness.cuda.assumed import KNOWN
 from harness.model import Case
 from harness.ops import Catalogue
 from harness.tune.candidates import legal_plans
+from tests.one_test import one_test
 
 OPS = {"softmax": (1, 0), "softmax_grad": (2, 0), "layer_norm": (1, 2), "rms_norm": (1, 1)}
 """Matrices of which a thread keeps a row, and vectors that rows share."""
@@ -44,7 +43,7 @@ def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn |
     return RowPlan.of(rows, columns, itemsize, chip, matrices)
 
 
-@pytest.mark.parametrize(("arch", "op"), [*zip(KNOWN, itertools.cycle(OPS))])
+@one_test(("arch", "op"), [*zip(KNOWN, itertools.cycle(OPS))])
 def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
     tuning = Catalogue()[op].variants["tuned"].tuning
     with assuming(KNOWN[arch]):
@@ -59,8 +58,8 @@ def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
             assert tuning.obstacle(case, plan) is None, (case.id, plan)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
-@pytest.mark.parametrize("op", OPS)
+@one_test("arch", ["sm_80", "sm_90", "sm_120"])
+@one_test("op", OPS)
 def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op: str, arch: str) -> None:
     tuning = Catalogue()[op].variants["tuned"].tuning
     gpu = KNOWN[arch]

@@ -12,6 +12,7 @@ from harness import cuda
 from harness.collection.ops.rows.softmax import OP, blocks_of_cluster, spread
 from harness.errors import MachineError
 from harness.model import Case, Traffic
+from tests.one_test import one_test
 
 # Each team of `tuned`, ragged and not, and elements a thread of `registers` and `cluster` from 1 to 32.
 COMPILED = [
@@ -86,7 +87,7 @@ def product_first(x, most):
     return fma(x, np.broadcast_to(LOG2_E, x.shape), -(most * LOG2_E))
 
 
-@pytest.mark.parametrize("size", [1.0, 1e4, 3e9, 1e15, 1e30, 3.3e38])
+@one_test("size", [1.0, 1e4, 3e9, 1e15, 1e30, 3.3e38])
 def test_a_difference_that_is_scaled_is_right_for_numbers_of_any_size(size):
     """Products that are subtracted aren't, which is why no kernel has them: their rounding is a number of its own."""
     rng = np.random.default_rng(1)

@@ -8,6 +8,7 @@ import pytest
 
 from harness.collection.ops.rows.softmax_grad import OP
 from harness.model import Case, Traffic, Work
+from tests.one_test import one_test
 
 # Each size of `registers`; tiles, warps, blocks, clusters, whole packs and not, a few rows and many.
 COMPILED = [
@@ -200,7 +201,7 @@ def test_inputs_are_softmaxes(trial, dtype):
     assert inputs.dy.dtype == inputs.y.dtype
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("shape", "reason"),
     [((8, 16384), None), ((8, 16385), "up to 16384 elements"), ((2**31, 2), "2147483647 rows"), ((2**31 - 1, 2), None)],
 )

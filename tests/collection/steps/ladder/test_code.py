@@ -15,6 +15,7 @@ from harness.collection.steps.ladder import _rungs
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import math_modes
 from tests.collection.steps.ladder.conftest import STEPS, answered
+from tests.one_test import one_test
 
 TRIED = [
     *(("convolutions", rung) for rung in ("float32", "amp", "channels_last", "checkpoint", "patched")),
@@ -63,7 +64,7 @@ def test_the_code_in_float16_scales_the_loss_and_updates(run):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", GPU)
+@one_test("name", GPU)
 def test_the_code_of_rungs_for_a_gpu_is_python(name):
     sheet = replace(sheet_of("attention"), convolutions=True)
     rung = next(one for one in _rungs.of_sheet(sheet) if one.name == name)

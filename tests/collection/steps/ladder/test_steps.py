@@ -11,6 +11,7 @@ from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 from harness.errors import UsageError
 from harness.model import Case
 from tests.collection.steps.ladder.conftest import STEPS, answered, op_of
+from tests.one_test import one_test
 from tests.rare import rare
 
 HONEST = [
@@ -52,7 +53,7 @@ def test_the_survey_tells_what_rungs_need():
     assert answered("custom")["gives"] == ("model", "batch", "step")
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("source", "name"),
     [
         ("/home/a:b/Train Step.py", "train_step"),

@@ -22,6 +22,7 @@ from harness.collection.steps.pipeline._stages import (
     Stopwatch,
     halved,
 )
+from tests.one_test import one_test
 
 LIMIT = 30
 """Seconds after which a wait is an error."""
@@ -184,9 +185,9 @@ def fails(_item):
     raise ValueError("no such file")
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-@pytest.mark.parametrize("on_the_way", [0, 1])
-@pytest.mark.parametrize("place", [0, 1])
+@one_test("at_once", [1, 3])
+@one_test("on_the_way", [0, 1])
+@one_test("place", [0, 1])
 def test_a_stage_that_fails_ends_the_pipeline_by_its_name(on_the_way, place, at_once):
     before = threading.active_count()
     works = [lambda n: n, lambda n: n]

@@ -13,6 +13,7 @@ from harness.collection.steps.training._curves import trained
 from harness.collection.steps.training._rungs import AMP
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.model import Case
+from tests.one_test import one_test
 from tests.rare import rare
 
 CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def test_data_fits_the_model(setup: Setup) -> None:
 OURS = ["fused_norm_adam", "windows", "attention"]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("op", "variant", "among", "base"),
     [
         ("swin_train", "amp", ["float32", "tf32"], "tf32"),

@@ -17,6 +17,7 @@ from harness.collection import nn
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import ACTIVATIONS, ENERGY, PEAK_MEMORY, WEIGHTS
 from harness.ranks import ALONE
+from tests.one_test import one_test
 
 
 class Asked:
@@ -117,7 +118,7 @@ def test_a_gpu_is_busy_where_a_kernel_or_a_copy_runs(monkeypatch: pytest.MonkeyP
     assert log == ["wait", "start", *(["step"] * 5 + ["wait", "stop"]) * is_allowed]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("intervals", "length"),
     [([], 0), ([(1, 3)], 2), ([(5, 6), (1, 3)], 3), ([(1, 4), (2, 3)], 3), ([(1, 4), (2, 6), (6, 7)], 6)],
 )
@@ -160,7 +161,7 @@ def test_bytes_of_weights_and_of_what_a_call_makes(monkeypatch: pytest.MonkeyPat
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(("scale", "told"), [(2.0**16, None), (2.0**14, 2), (2.0**15, 1), (0.0, 16 + 149)])
+@one_test(("scale", "told"), [(2.0**16, None), (2.0**14, 2), (2.0**15, 1), (0.0, 16 + 149)])
 def test_steps_are_skipped_as_often_as_the_scale_was_halved(scale: float, told: int | None) -> None:
     _facts.report_skipped(asked := Asked(), 2.0**16, scale)
     assert asked.told == ({} if told is None else {_facts.SKIPPED: told})

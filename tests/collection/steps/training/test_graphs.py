@@ -14,6 +14,7 @@ from harness.collection.steps.training._rungs import AMP, FLOAT32, FUSED, UNSCAL
 from harness.collection.steps.training._trainer import Trainer
 from harness.model import Case
 from harness.ops import Catalogue, known_cases
+from tests.one_test import one_test
 from tests.rare import rare
 
 CATALOGUE = Catalogue()
@@ -66,7 +67,7 @@ def test_steps_of_a_graph_are_the_steps(rung, setup, monkeypatch):
     assert _first_step.complaints(replace(rung, graph=True), setup) == ()
 
 
-@pytest.mark.parametrize("op", LADDERS)
+@one_test("op", LADDERS)
 def test_the_choice_makes_a_graph_of_any_rung_that_is_none(op):
     for rung in LADDERS[op]:
         asked, plain = case(op, rung.name, step="graph"), case(op, rung.name)
@@ -79,7 +80,7 @@ def test_the_choice_makes_a_graph_of_any_rung_that_is_none(op):
     assert _steps.refusal(UNSCALE_LOOP)(case(op, "unscale_loop", "bfloat16")) == "bfloat16 needs no scaled loss"
 
 
-@pytest.mark.parametrize("op", LADDERS)
+@one_test("op", LADDERS)
 def test_ids_of_steps_without_a_graph_are_as_before_there_was_the_choice(op):
     assert "step" not in case(op, "amp").id
     assert case(op, "amp", step="graph").id.endswith("step=graph")

@@ -21,6 +21,7 @@ from harness.ranks import Group
 from harness.report.frame import lines
 from harness.report.text import as_text
 from harness.report.tree import Note, Table
+from tests.one_test import one_test
 
 CASE = Case("resnet50_scaling", "ddp", "float16", (("B", 8),), (("model", "resnet_toy"),), 2)
 WAYS = ("ddp", "after", "no_sync")
@@ -70,7 +71,7 @@ def test_what_times_tell_has_an_interval() -> None:
     assert [values[f"hidden_by_times{end}"] for end in ("", "_low", "_high")] == [found.value, found.low, found.high]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("milliseconds", "spread", "why"),
     [
         ((42, 40, 20), 0.001, "ddp is slower than after, so it costs more than it hides"),

@@ -13,6 +13,7 @@ from harness.collection.steps.training import _first_step, _float8, _llama, _ste
 from harness.collection.steps.training._rungs import LLAMA
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.ops import Catalogue
+from tests.one_test import one_test
 
 TOY = MODELS["llama_toy"]
 SETUP = Setup("llama_toy", 8, 1, torch.device("cpu"), torch.bfloat16)
@@ -20,7 +21,7 @@ RUNGS = {rung.name: rung for rung in LLAMA}
 PLAIN = [rung for rung in LLAMA if not rung.compiled and not rung.graph and rung.backend != "cudnn"]
 
 
-@pytest.mark.parametrize("rung", PLAIN, ids=lambda rung: rung.name)
+@one_test("rung", PLAIN, ids=lambda rung: rung.name)
 def test_honest_rungs_pass(rung):
     assert _first_step.complaints(rung, SETUP) == ()
 
@@ -67,7 +68,7 @@ def test_attention_of_torch_is_that_of_the_model(backend):
     torch.testing.assert_close(ours, llama.attention(q, k, v), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [1, 2047, 2048, 2049, 5000])
+@one_test("tokens", [1, 2047, 2048, 2049, 5000])
 def test_logits_in_parts_have_the_same_loss_and_gradients(tokens):
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (tokens, 7))

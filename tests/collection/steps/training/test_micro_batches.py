@@ -17,6 +17,7 @@ from harness.collection.steps.training._trainer import Setup, Trainer, parts_of
 from harness.errors import UsageError
 from harness.model import Case
 from harness.ops import Catalogue, known_cases
+from tests.one_test import one_test
 from tests.rare import rare
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_steps_of_micro_batches_are_steps_of_the_whole_batch(count, clip):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+@one_test("rung", RUNGS, ids=lambda rung: rung.name)
 def test_each_kind_of_rung_adds_up_what_the_whole_batch_has(rung):
     assert _first_step.complaints(rung, SETUP) == ()
 
@@ -61,7 +62,7 @@ def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):
     assert "the gradient in the first step is off" in "".join(_first_step.complaints(RUNGS[0], SETUP))
 
 
-@pytest.mark.parametrize(("size", "parts", "small"), [(64, 16, 16), (64, 4, 8), (4, 2, 4), (9, 3, 6), (64, 1, 8)])
+@one_test(("size", "parts", "small"), [(64, 16, 16), (64, 4, 8), (4, 2, 4), (9, 3, 6), (64, 1, 8)])
 def test_the_twin_has_a_batch_that_can_be_cut(size, parts, small):
     asked = replace(SETUP, size=size, micro_batches=parts)
     assert _first_step._small(asked) == replace(asked, size=small)
@@ -109,8 +110,8 @@ def test_one_micro_batch_is_no_part_of_an_id(op):
     assert "micro_batches=4" in case(op, variant, micro_batches=4).id
 
 
-@pytest.mark.parametrize(("op", "variant"), [("llama_train", "chunked"), ("llama_scaling", "replicas")])
-@pytest.mark.parametrize(("parts", "can"), [(1, True), (4, True), (3, False), (16, False), (2.5, False)])
+@one_test(("op", "variant"), [("llama_train", "chunked"), ("llama_scaling", "replicas")])
+@one_test(("parts", "can"), [(1, True), (4, True), (3, False), (16, False), (2.5, False)])
 def test_a_batch_is_cut_into_equal_parts_alone(op, variant, parts, can):
     reason = CATALOGUE[op].variants[variant].unsupported(case(op, variant, micro_batches=parts))
     assert reason is None if can else f"a batch of 8 can't be cut into {parts:g} equal micro-batches" in reason

@@ -16,6 +16,7 @@ from harness.collection.nn import _dropout
 from harness.collection.steps.training import _first_step, _operators, _settings, _steps, _trainer
 from harness.collection.steps.training._rungs import BERT, DEFAULT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer
+from tests.one_test import one_test
 from tests.rare import rare
 
 LADDERS = {"resnet_toy": RESNET, "bert_toy": BERT, "swin_toy": SWIN}
@@ -128,7 +129,7 @@ def test_a_rung_keeps_what_its_base_has_and_comes_after_it(rungs):
         below[rung.name] = rung
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("rungs", "path"),
     [
         (SWIN, "graph attention windows fused_norm_adam unscale amp tf32"),

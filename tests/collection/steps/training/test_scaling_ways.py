@@ -15,6 +15,7 @@ from harness.collection.steps.training import _scaling
 from harness.collection.steps.training._ranks import FlatMean, host_mean
 from harness.collection.steps.training._rungs import FLOAT32
 from harness.collection.steps.training._trainer import Setup
+from tests.one_test import one_test
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_what_ranks_send_is_traced_afterwards_on_gpus(
     assert traced == told
 
 
-@pytest.mark.parametrize(("sums", "apart"), [([7.0], 0), ([7.0] * 3, 0), ([7.0, 7.0, 7.1], 1), ([7.1, 7.0, 7.0], 1)])
+@one_test(("sums", "apart"), [([7.0], 0), ([7.0] * 3, 0), ([7.0, 7.0, 7.1], 1), ([7.1, 7.0, 7.0], 1)])
 def test_weights_of_all_ranks_are_the_same_also_where_there_is_one(sums: list[float], apart: int) -> None:
     assert len(list(_scaling._apart(_scaling.way_of("ddp"), sums, "10 steps"))) == apart
     assert not list(_scaling._apart(_scaling.way_of("replicas"), sums, "10 steps"))

@@ -15,6 +15,7 @@ from harness.measure import measure
 from harness.model import Timing
 from harness.ops import Catalogue
 from harness.scenario import Selection, find, load, plan
+from tests.one_test import one_test
 from tests.rare import rare
 
 CATALOGUE = Catalogue()
@@ -114,7 +115,7 @@ def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
         assert (one.norm or one.half_norm, one.half) == (other.norm or other.half_norm, other.half), claim.text
 
 
-@pytest.mark.parametrize(
+@one_test(
     "name",
     [
         "swin_train",

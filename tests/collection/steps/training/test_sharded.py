@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.collection.steps.training import sharded
+from tests.one_test import one_test
 
 ROOT = Path(__file__).parents[4]
 
@@ -33,7 +34,7 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     return ran(tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("check", sharded.CHECKS, ids=lambda check: check.__name__)
+@one_test("check", sharded.CHECKS, ids=lambda check: check.__name__)
 def test_ranks_make_the_steps_of_one_process(check, ended):
     for rank in ended:
         assert check.__name__ in rank.stdout.split(), rank.stderr

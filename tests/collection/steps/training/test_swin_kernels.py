@@ -21,6 +21,7 @@ from harness.collection.nn import _attention, _inference, _kernels, _rows, _swin
 from harness.collection.steps.training._swin_int8 import PLANS, mergings_of, products_of
 from harness.model import Case
 from harness.ops import Context
+from tests.one_test import one_test
 from tests.rare import rare
 
 HALF = torch.float16
@@ -156,7 +157,7 @@ def test_kernels_compile_without_a_spill(name, tools, walked, kept):
             assert kernel.local_bytes == 0, request.name
 
 
-@pytest.mark.parametrize(("side", "window", "shift"), [(56, 7, 0), (56, 7, 3), (7, 7, 0), (6, 3, 1)])
+@one_test(("side", "window", "shift"), [(56, 7, 0), (56, 7, 3), (7, 7, 0), (6, 3, 1)])
 def test_the_map_of_the_kernel_is_that_of_windows(side, window, shift):
     """The twin of row_of in residual_layer_norm.cu."""
     pixel = torch.arange(2 * side * side)
@@ -169,7 +170,7 @@ def test_the_map_of_the_kernel_is_that_of_windows(side, window, shift):
     assert cut[row].equal(pixel)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("channels", "lanes"),
     [
         (8, 1),

@@ -7,6 +7,7 @@ several revisions of it.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -16,10 +17,11 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 18
 """The longest message, which is the longest command with its environment, too."""
@@ -27,7 +29,7 @@ _CUSTOM = frozenset({"sitecustomize", "usercustomize"})  # modules that Python i
 
 
 def main() -> None:
-    """Fork as often as a message asks for it, until the socket is closed. What is forked returns, too, at its end."""
+    """Fork as often as a message asks for it, until the socket is closed."""
     path = list(sys.path)
     parent = socket.socket(fileno=int(sys.argv[1]))
     # Nearly all that the import makes stays, and a search for garbage would copy what the forked processes share.
@@ -44,7 +46,7 @@ def main() -> None:
     while True:
         message, files, _, _ = socket.recv_fds(parent, MOST_BYTES, 3)
         if not message:
-            return
+            os._exit(0)  # as `_run` does
         asked = json.loads(message)
         number = 0
         if not torch.cuda.is_initialized():
@@ -53,7 +55,6 @@ def main() -> None:
                 parent.close()
                 _become(asked, files, path)
                 _run(asked["arguments"])
-                return
         for file in files:
             os.close(file)
         parent.send(str(number).encode())
@@ -103,10 +104,23 @@ def _become(asked: dict[str, Any], files: list[int], path: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _run(arguments: list[str]) -> None:
-    """Run a script of Python with its arguments."""
+def _run(arguments: list[str]) -> NoReturn:
+    """Run a script of Python with its arguments, and end. What the script has registered for its end is called.
+
+    Python would also take apart all modules, which takes a third of a second of processor time with torch.
+    """
     sys.argv[:] = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    threading._shutdown()  # type: ignore[attr-defined] # as multiprocessing ends what it has forked
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the script may have closed it
+            stream.flush()
+    os._exit(0)
 
 
 def _load(root: str) -> None:
@@ -115,9 +129,11 @@ def _load(root: str) -> None:
     start["import_package"](os.path.join(root, "harness"))  # noqa: PTH118 - as the forked process does it
     importlib.import_module("harness.processes.child")
     del sys.modules["harness.processes.child"]  # what is forked runs it anew
-    discover = importlib.import_module("harness.discover").discover
+    discover = importlib.import_module("harness.discover")
     with suppress(ModuleNotFoundError):  # the collection may have been left out
-        discover("harness.collection.ops", ["OP"], nested=True)
+        for entry in discover.entry_points("harness.ops"):
+            if not discover.is_foreign(entry):
+                discover.discover(entry.module, ["OP"], nested=True)
 
 
 def _forget() -> None:

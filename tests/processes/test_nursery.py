@@ -136,6 +136,28 @@ def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_proce
 
 
 @pytest.mark.usefixtures("light")
+@pytest.mark.parametrize(("closing", "end"), [("", 0), ("sys.stdout.close()", 0), ("sys.exit(None)", 0), ("1 / 0", 1)])
+def test_what_a_process_registers_for_its_end_is_called(tmp_path: Path, closing: str, end: int) -> None:
+    """Also where Python's own end, which takes long with torch loaded, is left out."""
+    (tmp_path / "script.py").write_text(
+        "import atexit, os, sys, threading, time\n"
+        "write = os.fdopen(int(sys.argv[1]), 'w')\n"
+        "atexit.register(lambda: write.write('at exit') and write.flush())\n"
+        "thread = threading.Thread(target=lambda: time.sleep(0.1) or write.write('thread, '))\n"
+        "thread.start()\n"
+        f"print('printed')\n{closing}\n"
+    )
+    asked = Asked(tmp_path)
+    with Nursery(None) as made:
+        forked = asked.start(made, "script")
+        assert forked
+        assert asked.said() == "thread, at exit"
+        assert forked.wait(60) == end
+    asked.log.seek(0)
+    assert b"printed" in asked.log.read() or closing == "sys.stdout.close()"
+
+
+@pytest.mark.usefixtures("light")
 def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Nursery(None) as made:
         assert Asked(tmp_path).start(made)

@@ -28,7 +28,7 @@ from harness.store import Writer, soundness
 
 _CORES_AHEAD = 4
 _CASES_AHEAD = 8
-"""Cases before the end of a pass at which the next process starts: short ones take half a second each, torch three."""
+"""How many cases before the end of a pass the next process starts: torch loads while several short cases run."""
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
@@ -225,7 +225,7 @@ def _loads_ahead(machine: Machine, todo: Sequence[_Task]) -> bool:
 
 
 def _compiles(tasks: Sequence[_Task]) -> bool:
-    """Whether a case calls torch.compile, whose modules take as long to load as torch itself."""
+    """Whether a case calls torch.compile, whose modules take long to load."""
     return any(job.case.variant in MODES for _, job in tasks)
 
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rows import TODAY, Register, read
+
+from harness.model import Case
+from harness.scenario.definition import Definition
 
 
 def arguments(register: Register, runs: Sequence[str] = ()) -> Iterator[str]:
@@ -26,20 +29,28 @@ def arguments(register: Register, runs: Sequence[str] = ()) -> Iterator[str]:
         answer for answer in register.answers.values() if answer.state != (TODAY,) and (not runs or answer.run in runs)
     ]
     lines = [line for answer in asked for one in answer.comparison.found for line in one.lines]
-    yield from dict.fromkeys(register.scenarios[line.scenario.name].file.stem for line in lines)
-    for case in dict.fromkeys(line.case.id for line in lines):
-        yield from ("--only", case)
+    yield from _words((register.scenarios[line.scenario.name], line.case) for line in lines)
 
 
 def missing(register: Register, rows: Sequence[str] = ()) -> Iterator[str]:
-    """The same for the figures of rows that no run has answered; of all rows if none is named."""
-    found = [
+    """The same for the figures of rows that no run has answered; of all rows if none is named.
+
+    Raises SystemExit for a row that isn't in the register.
+    """
+    if unknown := {*rows} - {row.name for row in register.rows}:
+        raise SystemExit(f"{', '.join(sorted(unknown))}: no row; rows have names such as {register.rows[0].name}")
+    yield from _words(
         pair
         for row in register.rows
         for figure in row.figures
         if (row.name, figure.text) not in register.answers and (not rows or row.name in rows)
         for pair in register.needed(row, figure)
-    ]
+    )
+
+
+def _words(cases: Iterable[tuple[Definition, Case]]) -> Iterator[str]:
+    """Arguments of `harness run` for cases of scenarios."""
+    found = [*cases]
     yield from dict.fromkeys(definition.file.stem for definition, _ in found)
     for case in dict.fromkeys(case.id for _, case in found):
         yield from ("--only", case)

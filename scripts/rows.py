@@ -150,18 +150,20 @@ class Register:
         return [(one, claim) for one in named for claim in one.claims if claim.row == row.name and figure.is_of(claim)]
 
     def needed(self, row: Row, figure: Figure) -> list[tuple[Definition, Case]]:
-        """The cases on GPUs that the first claim of a figure is about, with its scenario; none without a claim."""
-        for definition, claim in self.claims(row, figure):
-            relative, base = METRICS[claim.metric].relative, dict(claim.base)
-            over = claim.over or (claim.variant if base else definition.baseline)
-            if relative == "world":
-                over, base = claim.variant, {"world": 1}
-            cases = [*definition.cases("cuda")]
-            after = [case for case in cases if case.variant == claim.variant and case.group_matches(claim.where)]
-            others = [(case.dtype, {**case.values, **base}) for case in after] if relative else []
-            before = [case for case in cases if case.variant == over and (case.dtype, case.values) in others]
-            return [(definition, case) for case in (*before, *after)]
-        return []
+        """The cases on GPUs that the first claim of a figure compares, each with its scenario; none without a claim."""
+        claims = self.claims(row, figure)
+        if not claims:
+            return []
+        definition, claim = claims[0]
+        relative, base = METRICS[claim.metric].relative, dict(claim.base)
+        over = claim.over or (claim.variant if base else definition.baseline)
+        if relative == "world":
+            over, base = claim.variant, {"world": 1}
+        cases = [*definition.cases("cuda")]
+        after = [case for case in cases if case.variant == claim.variant and case.group_matches(claim.where)]
+        others = [(case.dtype, {**case.values, **base}) for case in after] if relative else []
+        before = [case for case in cases if case.variant == over and (case.dtype, case.values) in others]
+        return [(definition, case) for case in (*before, *after)]
 
     # ---- What the runs answer.
 

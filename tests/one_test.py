@@ -1,4 +1,4 @@
-"""One test for many cases: a test for each case takes 4 ms of each, most of it to tell other processes of it.
+"""One test for many cases: a test for each case costs some milliseconds, most of them to tell other processes of it.
 
 For cases that are checked in less, and that need nothing which is made anew for each test, such as `tmp_path`.
 """

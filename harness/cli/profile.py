@@ -128,7 +128,7 @@ def command(
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Of a program of torchrun, or of several devices: ranks to record, as 0,4-7."
+            metavar="LIST", help="A program of torchrun, cases of several devices: ranks to record, as 0,4-7."
         ),
     ] = None,
 ) -> None:

@@ -86,7 +86,7 @@ class Code:
 
 @lru_cache(maxsize=1024)
 def _median(samples: tuple[float, ...]) -> float:
-    """The median. A report asks for each a hundred times, and to sort a thousand samples takes a while."""
+    """The median. A report asks for each many times, and to sort many samples takes a while."""
     return statistics.median(samples)
 
 

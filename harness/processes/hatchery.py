@@ -107,7 +107,7 @@ def _become(asked: dict[str, Any], files: list[int], path: list[str]) -> None:
 def _run(arguments: list[str]) -> NoReturn:
     """Run a script of Python with its arguments, and end. What the script has registered for its end is called.
 
-    Python would also take apart all modules, which takes a third of a second of processor time with torch.
+    Python would also take apart all modules, which takes long with torch.
     """
     sys.argv[:] = arguments
     try:

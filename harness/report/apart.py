@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.processes import python
 
 _LOADED = ("matplotlib.figure", "pandas")
-"""What takes half of a short report's time."""
+"""What a short report spends much of its time on."""
 
 
 class Apart:

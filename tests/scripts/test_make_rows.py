@@ -295,6 +295,31 @@ def test_cases_are_named_that_answer_figures_without_an_answer(changed: Any) -> 
     assert len(planned) < len(every)
 
 
+def compared(register: Any, row: str, text: str) -> list[Any]:
+    """The cases that a figure needs."""
+    (figure,) = (one for one in named(register, row).figures if one.text == text)
+    return [case for _, case in register.needed(named(register, row), figure)]
+
+
+def test_a_figure_over_devices_needs_one_device_and_one_over_a_choice_both_values(register: Any) -> None:
+    cases = compared(register, "O6", "near-linear scaling")
+    assert {(case.variant, case.world) for case in cases} == {("ddp", 1), ("ddp", 2)}
+    cases = compared(register, "O22", "the same on one device")
+    assert {(case.variant, case.world) for case in cases} == {("amp", 1)}
+    assert len({case.values["clip"] for case in cases}) == 2
+
+
+def test_a_figure_of_some_sizes_needs_no_other_size(register: Any) -> None:
+    cases = compared(register, "S14", "weights a quarter of float32")
+    assert {case.variant for case in cases} == {"float32", "int8_merged_graph"}
+    assert {case.values["B"] for case in cases} == {128}
+
+
+def test_a_row_that_isnt_there_is_refused(register: Any) -> None:
+    with pytest.raises(SystemExit, match="S99: no row"):
+        [*FIGURE_CASES.missing(register, ["S9", "S99"])]
+
+
 def test_a_run_that_answers_nothing_is_refused(register: Any) -> None:
     with pytest.raises(SystemExit, match=r"peak, dropout: answers no figure; the runs that do: .*row_access"):
         [*FIGURE_CASES.arguments(register, ["peak", "dropout"])]

@@ -81,6 +81,16 @@ def test_a_rung_that_gains_nothing_for_sure_isnt_recommended(lines):
     assert told.endswith(" These may be as fast, by 95% intervals that overlap: amp.")
 
 
+def test_a_noisy_rung_ahead_doesnt_hide_one_that_is_surely_faster(lines):
+    base, noisy, steady = (replace(timed(name, 0.1), samples=samples * 11) for name, samples in (
+        ("float32", (0.1, 0.101)), ("amp", (0.05, 0.12)), ("fused_optimizer", (0.09,))
+    ))  # fmt: skip
+    _, found = lines(base, noisy, steady, steps={})
+    assert report.fastest(found).case.variant == "fused_optimizer"
+    (told,) = [note.text for note in report.verdicts(found)][:1]
+    assert told.endswith(" These may be as fast, by 95% intervals that overlap: amp.")
+
+
 def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
     measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
     run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from harness import units
 from harness.collection.steps.ladder import _rungs
@@ -42,13 +43,14 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
 def fastest(lines: Sequence[Line]) -> Line | None:
     """The fastest rung whose losses and gradients were right; None if none has a time.
 
-    It is the baseline where no rung is surely faster, by 95% intervals: a change that gains nothing isn't worth it. A
-    rung that is about several devices is none on one. Where rungs were trained from several seeds, its losses must
-    lie within the spread of the baseline's seeds.
+    It is surely faster than the baseline, by 95% intervals, or else the baseline itself: a change that gains nothing
+    isn't worth it. A rung that is about several devices is none on one. Where rungs were trained from several seeds,
+    its losses must lie within the spread of the baseline's seeds.
     """
     right = _right(lines)
     base = next((line for line in right if line.case.variant == line.scenario.baseline), None)
-    return base if base and _overlap(base, right[0]) else next(iter(right), None)
+    ahead = takewhile(lambda line: line is not base, right)
+    return next((line for line in ahead if not base or not _overlap(base, line)), base)
 
 
 def _overlap(one: Line, other: Line) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,22 +156,29 @@ def command(
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    asked = {"folder": folder, "plugins": plugins, "options": given, "ranks": recorded}
     if import_file:
         if import_file.is_dir():
             profile_program.show_ranks(tool, import_file, output, refused=run is not None)
             return
         _import(tool, import_file, run, plugins, **chosen)
     elif print_only:
-        planned = profile_cases.planned(run or scenarios or [], tool, device, plugins, **chosen)
-        _print_commands(tool, *planned, plugins, folder, given, recorded)
+        jobs, kind = profile_cases.planned(run or scenarios or [], tool, device, plugins, **chosen)
+        profile_cases.refuse_ranks(recorded, jobs)
+        _print_commands(tool, jobs, kind, **asked)
     else:
         code: int = Exit.OK
         if run is None:
             known[tool].refuse()  # before minutes of timing
+            if recorded:
+                profile_cases.refuse_ranks(
+                    recorded, profile_cases.planned(scenarios or [], tool, device, plugins, **chosen)[0]
+                )
             code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = profile_cases.of_run(folder, tool, **chosen)
         profile_cases.refuse_another(folder, jobs, kind, plugins, same_kind=Ways.of(known[tool]).any_machine)
-        if code := _profile(tool, jobs, kind, plugins, folder, given, recorded) or code:
+        profile_cases.refuse_ranks(recorded, jobs)
+        if code := _profile(tool, jobs, kind, **asked) or code:
             raise typer.Exit(code)
 
 
@@ -252,44 +259,26 @@ def _time(
     return code
 
 
-def _print_commands(
-    tool: str,
-    jobs: Sequence[Job],
-    kind: str,
-    plugins: tuple[Path, ...],
-    folder: Path,
-    given: Mapping[str, int],
-    recorded: Sequence[int],
-) -> None:
+def _print_commands(tool: str, jobs: Sequence[Job], kind: str, **asked: Any) -> None:
+    """Print the command lines that `_profile` would run. asked: what else `_procedure.prepared` takes."""
     from harness.profile import _procedure
 
-    profile_cases.refuse_ranks(recorded, jobs)
     for alike in _procedure.of_one_world(jobs):
-        part = _procedure.prepared(
-            tool, alike, device=kind, plugins=plugins, folder=folder, options=given, ranks=recorded
-        )
-        for line in part.commands:
+        for line in _procedure.prepared(tool, alike, device=kind, **asked).commands:
             typer.echo(_procedure.shown(line))
 
 
 def _profile(
-    tool: str,
-    jobs: Sequence[Job],
-    kind: str,
-    plugins: tuple[Path, ...],
-    folder: Path,
-    given: Mapping[str, int],
-    recorded: Sequence[int],
+    tool: str, jobs: Sequence[Job], kind: str, *, folder: Path, plugins: tuple[Path, ...], **asked: Any
 ) -> int:
     """Run the cases under the tool, and keep what it found. Gives the exit code: for cases that failed, or 0.
 
-    recorded: the ranks that are recorded, of cases of several devices; all if empty.
+    asked: what else `_procedure.profile` takes.
     """
     from harness import store
     from harness.profile import _procedure
     from harness.profile._request import CaseRan
 
-    profile_cases.refuse_ranks(recorded, jobs)
     failed: set[str] = set()
     done: Counter[str] = Counter()
 
@@ -308,8 +297,7 @@ def _profile(
         plugins=plugins,
         folder=folder,
         told=told,
-        options=given,
-        ranks=recorded,
+        **asked,
         keep=lambda attachments: store.attach(folder, attachments),
     )
     _tell(folder, found.attachments, plugins)

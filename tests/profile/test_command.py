@@ -241,6 +241,13 @@ def test_what_is_wrong_with_ranks_is_said(
     assert said in error.message
 
 
+def test_ranks_that_no_case_has_are_refused_before_cases_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_time", lambda *_, **__: pytest.fail("cases were timed"))
+    error = profiled("torch", "quick", "--device", "cpu", "--ranks", "0").exception
+    assert isinstance(error, UsageError)
+    assert error.message == "--ranks 0: every case is of one device"
+
+
 @pytest.mark.parametrize(("text", "wanted"), [("", ()), ("0,4-6", (0, 4, 5, 6)), ("3, 3-4", (3, 4))])
 def test_numbers_of_ranks(text: str, wanted: tuple[int, ...]) -> None:
     from harness.cli import values

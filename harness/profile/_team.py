@@ -54,22 +54,32 @@ def _started(file: Path, rank: int, meeting: Meeting) -> subprocess.Popen[bytes]
 
 
 def _followed(file: Path, ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Pass on what the first rank answers, until all ranks have ended. Gives the first rank that fails.
+    """Pass on what the first rank answers, until all ranks have ended. Gives the rank that failed first, if one did.
 
     The other ranks have a moment then, in which they end, too, if they can.
     """
-    told, failed, deadline, running = 0, None, float("inf"), True
+    told, deadline, running = 0, float("inf"), True
+    codes: list[int | None] = []
     while running and time.monotonic() < deadline:
         codes = [rank.poll() for rank in ranks]
         running = None in codes
         fine = [ran for ran in _request.answers(_request.answers_file(file, 0)) if ran.status != "crashed"]
         _tell(file, fine[told:])
         told = len(fine)
-        if failed is None and (bad := [number for number, code in enumerate(codes) if code]):
-            failed, deadline = bad[0], time.monotonic() + GRACE
+        if any(codes):
+            deadline = min(deadline, time.monotonic() + GRACE)
         if running:
             time.sleep(_LOOK_EVERY)
-    return failed
+    failed = [number for number, code in enumerate(codes) if code or (code is None and _failure(file, number))]
+    return min(failed, key=lambda rank: _failed_at(file, rank), default=None)
+
+
+def _failed_at(file: Path, rank: int) -> int:
+    """When a rank has told of its failure; 0 if it died without a word.
+
+    A rank that loses the connection to another one tells of that later than the other one, but may end earlier.
+    """
+    return _request.answers_file(file, rank).stat().st_mtime_ns if _failure(file, rank) else 0
 
 
 def _failure(file: Path, failed: int) -> CaseRan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -146,6 +147,19 @@ def test_what_the_first_rank_answers_counts_until_a_rank_fails(tmp_path: Path) -
     assert _team._failure(file, 1) == replace(wrong, error="rank 0: no data")
     _request.answers_file(file, 1).write_text(f"{dump(fine)}\n")
     assert _team._failure(file, 1) is None
+
+
+def test_the_rank_that_failed_first_is_told_though_another_one_has_ended_before(tmp_path: Path) -> None:
+    file = tmp_path / "a.request.json"
+    for rank, (error, second) in enumerate((("connection closed", 20), ("no data", 10))):
+        written = _request.answers_file(file, rank)
+        written.write_text(f"{dump(CaseRan('a', 1, 'crashed', error))}\n")
+        os.utime(written, (second, second))
+    ranks: Any = [Ended(1), Ended(1)]
+    assert _team._followed(file, ranks) == 1
+    _request.answers_file(file, 1).unlink()  # it was killed, say
+    assert _team._followed(file, ranks) == 1
+    assert _team._followed(file, [Ended(0), Ended(0)]) is None  # type: ignore[list-item]
 
 
 def tool_way(fails: Exception | None) -> Any:

@@ -21,6 +21,14 @@ _FUSED_PARTS = ("Adam", "AdamW")
 """Optimizers whose fused calls torch has for parts of weights (DTensor), too."""
 UNUSED = "ddp:unused"
 """The tag of a step in which some weights have no gradient."""
+OPTIMIZERS = "optimizers:several"
+"""The tag of a step with several optimizers."""
+OF_MODEL = "optimizers:of_model"
+"""The tag of a file whose optimizer() gets the model."""
+NAMED = "losses:named"
+"""The tag of a file that gives a dict of losses."""
+CALLED = "calls:"
+"""What the tag of a part of the model begins with that the step calls in place of the model."""
 _NO_AUTOCAST = "autocast:none"
 """The tag of a step that fails under autocast."""
 PARTS = 2
@@ -143,6 +151,10 @@ def tags(sheet: StepSheet) -> tuple[str, ...]:
         f"optimizer:{_has(sheet) or _GIVEN}",
         *([f"parts:{_has_for_parts(sheet) or _GIVEN}"] if sheet.world > 1 else []),
         *([UNUSED] if sheet.world > 1 and sheet.unused else []),
+        *([OPTIMIZERS] if sheet.several else []),
+        *([OF_MODEL] if sheet.takes_model else []),
+        *([NAMED] if sheet.named else []),
+        *(f"{CALLED}{name}" for name in sheet.called if "" not in sheet.called),
         *([_NO_AUTOCAST] if sheet.autocast else []),
     )
 
@@ -165,8 +177,8 @@ def of_tags(told: Collection[str], names: Collection[str]) -> tuple[LadderRung, 
 
 
 def has_ours(sheet: StepSheet) -> bool:
-    """Whether our AdamW and our scaler can stand for the step's."""
-    return not sheet.adamw and not sheet.has_step
+    """Whether our AdamW can stand for one of the step's optimizers, and our scaler for its scaler."""
+    return not sheet.adamw
 
 
 def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, ...]:
@@ -256,6 +268,13 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         "DistributedDataParallel sums gradients before a second stream has them": rung.streams and world > 1,
         "harness.nn.patch finds nothing to swap in the model": rung.patched and not sheet.has_swaps,
         "the model has no linear layer": rung.streams and not sheet.linear,
+        "the file's own step doesn't wait for a second stream": rung.streams and sheet.has_step,
+        "the step calls no module that could be compiled": rung.compiled and not sheet.called,
+        f"a CUDA graph would repeat what the host decides anew in each step: {sheet.by_host}": (
+            rung.graph and sheet.by_host
+        ),
+        f"the step calls parts of the model ({', '.join(sheet.called[:3])}), and several devices train what is called "
+        "as one: let the model's forward call all of them": world > 1 and "" not in sheet.called,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,
         f"a batch of {sheet.size} can't be cut into {rung.parts} parts": sheet.size % rung.parts,

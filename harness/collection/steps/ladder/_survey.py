@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
+import sys
 from collections.abc import Mapping, Set
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -44,13 +46,13 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
 
     from harness.collection.nn._patch import patch, why_no_adamw
     from harness.collection.steps.ladder import _given
+    from harness.collection.steps.ladder._optimizers import has_option
     from harness.collection.steps.ladder._rungs import FLOAT32
     from harness.collection.steps.ladder._trainer import (
         StepSetup,
         StepTrainer,
         blocks_of,
         has_batch_norm,
-        has_option,
         tensors_of,
     )
 
@@ -61,7 +63,8 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
         source = str(Path(source).resolve())
     given = _given.given(source, request["size"])
     setup = StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16")
-    trainer = StepTrainer(FLOAT32, setup)
+    with advised():
+        trainer = StepTrainer(FLOAT32, setup)
     _refuse_hidden(source, trainer.batch)
     if unsized := sum(is_lazy(one) for one in trainer.model.parameters()):
         raise UsageError(
@@ -74,9 +77,10 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     with advised():
-        flops, attends, used = _one_step(trainer)
-    patched = patch(trainer.model, None if given.step else trainer.optimizer)  # as `patched` does
-    fused = has_option(trainer.optimizer, "fused")
+        seen = _one_step(trainer)
+    patched = patch(trainer.model, trainer.optimizer)  # as `patched` does
+    every = trainer.optimizers
+    reasons = [why_no_adamw(one) for one in every]
     autocast, seconds = _under_autocast(setup)
     return asdict(
         StepSheet(
@@ -85,22 +89,27 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             digest="" if _given.is_library(source) else hashlib.sha256(Path(source).read_bytes()).hexdigest(),
             size=sizes[0],
             gives=given.names,
-            flops=flops,
-            optimizer=type(trainer.optimizer).__name__,
-            fused=fused,
-            foreach=has_option(trainer.optimizer, "foreach"),
-            adamw=why_no_adamw(trainer.optimizer),
+            flops=seen.flops,
+            optimizer=" and no ".join(dict.fromkeys(type(one).__name__ for one in every)),
+            fused=any(has_option(one, "fused") for one in every),
+            foreach=any(has_option(one, "foreach") for one in every),
+            several=trainer.optimizer is not every[0],
+            takes_model=given.takes_model,
+            named=trainer.gives_dict and bool({"loss", "step"} & {*given.names}),
+            adamw="" if "" in reasons else reasons[0],
+            called=seen.called,
+            by_host=seen.by_host,
             convolutions=sum(isinstance(one, torch.nn.Conv2d) for one in modules) > 1,
             batch_norm=has_batch_norm(trainer.model),
             linear=any(type(one) is torch.nn.Linear for one in modules),
-            attention=attends,
+            attention=seen.attends,
             blocks=repeats,
             patched=str(patched),
             world=request["world"],
             gradients=sum(one.numel() * one.element_size() for one in trainer.weights),
-            unused=len(trainer.weights) - len(set.intersection(*used)),
+            unused=len(seen.missing),
             autocast=autocast,
-            warnings=(*_of_weights(trainer, set.union(*used)), *_of_step(setup, autocast, seconds)),
+            warnings=(*_of_weights(trainer, seen.used), *_of_step(setup, seen, autocast, seconds)),
         )
     )
 
@@ -114,6 +123,7 @@ def _under_autocast(setup: StepSetup) -> tuple[str, float]:
 
     try:
         trainer = StepTrainer(replace(FLOAT32, half="own"), setup)
+        float(trainer.loss_of_step())  # which also loads libraries, and chooses kernels
         begin = perf_counter()
         float(trainer.loss_of_step())
     except OutOfMemoryError:  # beside the first model
@@ -127,9 +137,11 @@ def _of_weights(trainer: StepTrainer, used: Set[str]) -> Iterator[str]:
     """What a user should know of the weights. used: the names of those with a gradient in a step."""
     import torch
 
+    from harness.collection.steps.ladder._optimizers import weights_of
+
     every = len(trainer.weights)
     named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
-    held = {id(one) for group in trainer.optimizer.param_groups for one in group["params"]}
+    held = {id(one) for optimizer in trainer.optimizers for one in weights_of(optimizer)}
     if idle := [name for name, one in named if id(one) not in held]:
         yield (
             f"{len(idle)} of {every} weights aren't in the optimizer, such as {idle[0]}: requires_grad_(False) in "
@@ -146,7 +158,7 @@ def _of_weights(trainer: StepTrainer, used: Set[str]) -> Iterator[str]:
             yield f"{count} of {every} weights are in {name}: {why}; let model() give them in float32 if you can"
 
 
-def _of_step(setup: StepSetup, autocast: str, seconds: float) -> Iterator[str]:
+def _of_step(setup: StepSetup, seen: _Seen, autocast: str, seconds: float) -> Iterator[str]:
     """What a user should know of the step. autocast: why it fails under autocast. seconds: of a step."""
     from harness.collection.steps.ladder._trainer import batch_of, tensors_of
 
@@ -155,6 +167,11 @@ def _of_step(setup: StepSetup, autocast: str, seconds: float) -> Iterator[str]:
         yield (
             "batch() gives tensors of different shapes in different calls, and times are of one of them: "
             "torch.compile compiles anew for each shape, and a CUDA graph is of one shape; pad the batches if you can"
+        )
+    if seen.in_halves:
+        yield (
+            "the file enters autocast itself, so all rungs have that, float32 and tf32 too, and amp can add little: "
+            "leave it out of the file, since the rungs enter it"
         )
     if autocast:
         yield f"the model fails under autocast, so all rungs go on without it: {autocast}"
@@ -190,29 +207,114 @@ def name_of(source: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "_", last.lower()).strip("_")[-_LONGEST:] or "step"
 
 
-def _one_step(trainer: StepTrainer) -> tuple[int, bool, list[set[str]]]:
-    """The operations of a step, whether it attends by scaled_dot_product_attention, and the weights with gradients.
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen of a step.
 
-    These are the names in each of the optimizer's steps, of which a step of the file's own may have several.
+    flops: its operations. attends: whether it calls scaled_dot_product_attention. used, missing: the names of the
+    weights that have a gradient in a step of their optimizer, and that have none in one; a step of the file's own may
+    make several of these. called, by_host: as in StepSheet.
+    """
 
-    Raises UsageError for a loss that is no number, and for a step of the file's own that makes none of the optimizer's.
+    flops: int
+    attends: bool
+    used: set[str]
+    missing: set[str]
+    called: tuple[str, ...]
+    by_host: str
+    in_halves: bool
+
+
+def _one_step(trainer: StepTrainer) -> _Seen:
+    """Make a step, and look at it.
+
+    Raises UsageError for a loss that is no number, and for a step of the file's own that leaves an optimizer out.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
+    from harness.collection.steps.ladder._optimizers import rates, weights_of
+
     named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
-    used: list[set[str]] = []  # by each of the optimizer's steps
-    trainer.optimizer.register_step_pre_hook(lambda *_: used.append({n for n, one in named if one.grad is not None}))
-    with _attending() as calls, FlopCounterMode(display=False) as counter:
+    used, missing, stepped = set[str](), set[str](), set[int]()
+
+    def see(optimizer: Any, *_: object) -> None:
+        stepped.add(id(optimizer))
+        others = {id(one) for other in trainer.optimizers if other is not optimizer for one in weights_of(other)}
+        for name, one in named:
+            if id(one) not in others:
+                (missing if one.grad is None else used).add(name)
+
+    for optimizer in trainer.optimizers:
+        optimizer.register_step_pre_hook(see)
+    before, drawn = rates(trainer.optimizers), _drawn(trainer)
+    with _attending() as calls, _calling(trainer) as called, FlopCounterMode(display=False) as counter:
         loss = trainer.loss_of_step()
     source = trainer.setup.source
     refuse_no_number(float(loss), source)
-    if not used:
+    if idle := [number for number, one in enumerate(trainer.optimizers, 1) if id(one) not in stepped]:
+        which = f"optimizer {idle[0]} of {len(trainer.optimizers)}" if len(trainer.optimizers) > 1 else "the optimizer"
         raise UsageError(
-            f"{source}: step() makes no step of the optimizer that it gets",
-            "call its step(), so that gradients can be compared and rungs can change it; several parts of a model may "
-            "be groups of it, of which weights whose grad is None stay as they are",
+            f"{source}: step() makes no step of {which} that it gets",
+            "call its step(), so that gradients can be compared and rungs can change it; of several networks each may "
+            "have an optimizer: let optimizer(model) give them in a tuple or a dict",
         )
-    return int(counter.get_total_flops()), bool(calls), used
+    by_host = [f"step() changes {name} of the optimizer" for name in _changed(before, rates(trainer.optimizers))]
+    by_host += [f"random numbers of {name}" for name, state in _drawn(trainer).items() if state != drawn[name]]
+    return _Seen(
+        int(counter.get_total_flops()),
+        bool(calls),
+        used,
+        missing,
+        tuple(called),
+        ", and ".join(by_host),
+        any(called.values()),
+    )
+
+
+def _changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    """The names of the optimizers' settings that a step has changed."""
+    pairs = zip(before, after, strict=True)
+    return sorted({name for old, new in pairs for name, value in old.items() if new.get(name) != value})
+
+
+def _drawn(trainer: StepTrainer) -> dict[str, str]:
+    """The states of random numbers that the host draws, by name. On a CPU torch's are the device's."""
+    import torch
+
+    found = {"Python's random": repr(random.getstate())}
+    if numpy := sys.modules.get("numpy"):
+        found["numpy"] = repr([getattr(one, "tolist", lambda one=one: one)() for one in numpy.random.get_state()])
+    if trainer.setup.device.type != "cpu":
+        found["torch on the CPU"] = repr(torch.get_rng_state().tolist())
+    return found
+
+
+@contextmanager
+def _calling(trainer: StepTrainer) -> Iterator[dict[str, bool]]:
+    """The names of the model's modules that are called meanwhile, but not by another one; whether under autocast."""
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    names = {id(one): name for name, one in trainer.model.named_modules()}
+    inside: list[int] = []
+    called: dict[str, bool] = {}
+
+    def enter(module: Any, _: Any) -> None:
+        if id(module) in names:
+            if not inside:
+                called[names[id(module)]] = torch.is_autocast_enabled(trainer.setup.device.type)
+            inside.append(id(module))
+
+    def leave(module: Any, *_: Any) -> None:
+        if id(module) in names:
+            inside.pop()
+
+    handles = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -1,0 +1,61 @@
+"""The global variables of a user's file, which each training has for itself.
+
+A step may keep an average of weights, a scheduler or a count in a global variable. Several trainings run in one process
+here: a rung's, its twin's and the reference's. Each must find what it left itself, as in a program of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+_COPIED = (dict, list, set, deque, OrderedDict, defaultdict)
+"""What each training has a copy of. Other objects, such as a loader, are the same for all trainings."""
+_LONGEST = 1000
+"""Items of such a container; a longer one is data, which nobody changes."""
+
+Variables = dict[str, Any]
+
+
+class FileState:
+    """The global variables of a file, as one training after the other has them.
+
+    Names that begin with two underscores aren't the user's: torch.compile keeps code in a file's variables.
+    """
+
+    def __init__(self, variables: Variables) -> None:
+        """Begin with what the file has once it was loaded. variables: of its module, which are changed in place."""
+        self._variables = variables
+        self._first = _copied(self._users())
+        # Those of batch(), which goes on from call to call, whichever training asks.
+        self.shared = self._present = self._users()
+
+    def fresh(self) -> Variables:
+        """Variables for another training."""
+        return _copied(self._first)
+
+    def enter(self, own: Variables) -> None:
+        """Let the file have these variables from now on. What it changes in them stays in them."""
+        if own is self._present:
+            return
+        left = self._users()
+        self._present.clear()
+        self._present.update(left)
+        # First new values, then away with the others: threads of a loader may look some up meanwhile.
+        self._variables.update(own)
+        for name in left.keys() - own.keys():
+            del self._variables[name]
+        self._present = own
+
+    def _users(self) -> Variables:
+        return {name: one for name, one in self._variables.items() if not name.startswith("__")}
+
+
+def _copied(variables: Variables) -> Variables:
+    """The variables, with copies of containers; one that has two names has them afterwards, too."""
+    copies: dict[int, Any] = {}
+    return {
+        name: copies.setdefault(id(one), copy.copy(one)) if type(one) in _COPIED and len(one) <= _LONGEST else one
+        for name, one in variables.items()
+    }

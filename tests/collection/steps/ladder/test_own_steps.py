@@ -1,0 +1,376 @@
+"""Whole steps as files have them: several optimizers, losses by name, state of their own, parts of a model called."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.collection import nn
+from harness.collection.steps import ladder
+from harness.collection.steps.ladder import _file_state, _optimizers, _reference, _rungs, _steps, _survey
+from harness.collection.steps.ladder._code import FileForm
+from harness.collection.steps.ladder._sheet import StepSheet
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
+from harness.errors import UsageError
+from harness.model import Case
+from tests.collection.steps.ladder.conftest import STEPS, answered
+from tests.collection.steps.ladder.test_users import STEP, complaints, surveyed, written
+from tests.one_test import one_test
+from tests.rare import rare
+
+
+def gan(rung: str = "float32", **changes) -> StepTrainer:
+    """A trainer of the GAN."""
+    setup = StepSetup(str(STEPS / "gan.py"), 16, 5, torch.device("cpu"), "bfloat16", called=answered("gan")["called"])
+    return StepTrainer(rung_of("gan", rung), setup)
+
+
+def rung_of(step: str, name: str):
+    return next(one for one in _rungs.of_sheet(StepSheet(**answered(step))) if one.name == name)
+
+
+# ---- Several optimizers.
+
+
+@pytest.mark.parametrize("rung", ["patched", *map(rare, ("float32", "amp", "foreach_optimizer", "patched_compile"))])
+def test_a_gan_with_two_optimizers_is_right(ready, rung):
+    with ready("gan", rung) as session:
+        assert session.check() is None
+        call = session.rotation().calls[0]
+        call()
+        assert not list(_steps.recheck(session._ctx, call.tensors, call))
+
+
+def test_rungs_change_each_of_several_optimizers():
+    known = answered("gan")
+    assert (known["optimizer"], known["several"], known["takes_model"]) == ("AdamW and no Adam", True, True)
+    assert (known["unused"], known["warnings"]) == (0, ())
+    assert "-> nn.AdamW (optimizer)" in known["patched"]
+    assert "1 x Adam left: our optimizer is AdamW (optimizer)" in known["patched"]
+
+    def settings(name):
+        made = gan(name).optimizer
+        return {key: (type(one), one.defaults["fused"], one.defaults["foreach"]) for key, one in made.items()}
+
+    adamw, adam = torch.optim.AdamW, torch.optim.Adam
+    assert settings("float32") == {"generator": (adamw, None, None), "critic": (adam, None, None)}
+    assert settings("foreach_optimizer") == {"generator": (adamw, False, True), "critic": (adam, False, True)}
+    assert settings("fused_optimizer") == {"generator": (adamw, True, False), "critic": (adam, True, False)}
+    assert settings("patched") == {"generator": (nn.AdamW, None, None), "critic": (adam, True, False)}
+    assert {one.defaults["capturable"] for one in gan("graph").optimizers} == {True}
+
+
+def test_an_optimizer_that_makes_no_step_is_refused(tmp_path):
+    text = STEP.format("optimizer[0].step(); return loss").replace("optimizer.zero_grad()", "model.zero_grad()")
+    file = written(
+        tmp_path, text, optimizer="[torch.optim.SGD([one], lr=0.1) for one in parameters]", model="nn.Linear(4, 2)"
+    )
+    with pytest.raises(UsageError, match="makes no step of optimizer 2 of 2") as raised:
+        surveyed(file)
+    assert "optimizer(model)" in raised.value.advice
+
+
+def test_a_loss_may_have_several_optimizers(tmp_path, monkeypatch, capsys):
+    """Each makes a step after the backward; in float16 each by the one scaler."""
+    halves = "[torch.optim.SGD(x, lr=0.1) for x in (lambda y: (y[:2], y[2:]))([*parameters])]"
+    sheet = surveyed(written(tmp_path, optimizer=halves))
+    for dtype in ("bfloat16", "float16"):
+        assert complaints(sheet, "fused_optimizer", dtype) == []
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "users", raising=False)
+    text = ladder.code(_rungs.FLOAT32, "bfloat16", "users.py", FileForm.of_tags(_rungs.tags(sheet)), 8)
+    exec(text, {})
+    found = [float(one) for one in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+    assert found == sorted(found, reverse=True)
+
+
+def test_an_optimizer_that_needs_the_model_says_so(tmp_path):
+    file = written(tmp_path, optimizer="torch.optim.SGD([p for _, p in parameters.named_parameters()], lr=0.1)")
+    with pytest.raises(UsageError, match="'generator' object has no attribute 'named_parameters'") as raised:
+        surveyed(file)
+    assert "write optimizer(model)" in raised.value.advice
+    file.write_text(file.read_text().replace("parameters)", "model)", 1).replace("parameters.named", "model.named"))
+    assert surveyed(file.rename(tmp_path / "others.py")).takes_model
+
+
+def test_an_optimizer_goes_on_from_anothers_state_in_its_own_way():
+    weights = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    fused, plain = (
+        torch.optim.AdamW([one], lr=rate, fused=on)
+        for one, rate, on in zip(weights, (0.1, 9), (True, None), strict=True)
+    )
+    for one in weights:
+        one.grad = torch.ones(3)
+    fused.step()
+    _optimizers.go_on(plain, _optimizers.state_of(fused, torch.Tensor.detach))
+    with torch.no_grad():
+        weights[1].copy_(weights[0])
+    assert (plain.param_groups[0]["lr"], plain.param_groups[0]["fused"]) == (0.1, None)
+    for one in (fused, plain):
+        one.step()
+    torch.testing.assert_close(*weights)
+
+
+# ---- Losses by name.
+
+
+def test_losses_are_compared_by_name(ready):
+    with ready("gan", "float32") as session:
+        assert session.check() is None
+        call = session.rotation().calls[0]
+        call()
+        call()
+        steps = call.tensors.steps
+        assert {name: len(found) for name, found in steps.named.items()} == {"critic": 10, "generator": 10}
+        for one, shift in (("critic", 0.5), ("generator", -0.5)):
+            steps.named[one][3] += shift  # their sum stays
+        wrong = [text for text in _steps.check(session._ctx, call.tensors) if "loss '" in text]
+        assert [text.partition(" is ")[0] for text in wrong] == [
+            f"losses: the loss {name!r} of step 4" for name in ("critic", "generator")
+        ]
+        steps.named.pop("critic")
+        assert any(
+            "0 of the first 10 steps have a loss 'critic'" in text for text in _steps.check(session._ctx, call.tensors)
+        )
+
+
+NAMED = {
+    "{'loss': 2 * model(batch[0]).sum(), 'part': model(batch[0]).sum(), 'share': torch.ones(())}": {"part"},
+    "{'loss': model(batch[0]).sum(), 'logits': model(batch[0])}": set(),
+}
+
+
+@pytest.mark.parametrize(("loss", "names"), NAMED.items())
+def test_of_a_dict_the_loss_is_trained_and_figures_are_left_out(tmp_path, loss, names):
+    sheet = surveyed(written(tmp_path, loss=loss))
+    assert sheet.named
+    assert _reference.reference_losses.__wrapped__(setup_of(sheet)).keys() == {"", *names}
+    assert complaints(sheet, "float32") == []
+
+
+def setup_of(sheet: StepSheet) -> StepSetup:
+    return StepSetup(sheet.source, sheet.size, 5, torch.device("cpu"), "bfloat16", called=sheet.called)
+
+
+DICTS = {
+    "loss": ({"loss": "{'a': model(batch[0]).sum()}"}, "", "a dict without a tensor 'loss': it has a", "add 'loss'"),
+    "step": ({}, STEP.format("optimizer.step(); return {'a': loss.item()}"), "it has a", "without item()"),
+}
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_a_dict_without_a_loss_is_refused(tmp_path, name):
+    given, text, told, advice = DICTS[name]
+    with pytest.raises(UsageError) as raised:
+        surveyed(written(tmp_path, text, **given))
+    assert told in raised.value.message
+    assert advice in raised.value.advice
+
+
+# ---- What a file keeps in global variables.
+
+
+def test_each_training_has_a_files_global_variables_for_itself(tmp_path):
+    """Averages of weights, as of a reference in float64 and of a rung in float32, don't meet."""
+    text = """
+average, counts = None, []
+def step(model, optimizer, x, y):
+    global average
+    counts.append(1)
+    if average is None:
+        average = model.weight.detach().clone()
+    average.lerp_(model.weight.detach(), 0.5)
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(x), y) + len(counts)
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+    sheet = surveyed(written(tmp_path, text, model="nn.Linear(4, 2)"))
+    one, other = (StepTrainer(_rungs.FLOAT32, setup_of(sheet)) for _ in range(2))
+    losses = [float(trainer.loss_of_step()) for trainer in (one, other, one, other, one)]
+    assert losses[0] == losses[1] < losses[2] == losses[3] < losses[4]
+    assert complaints(sheet, "fused_optimizer") == []
+
+
+def test_a_files_variables_are_swapped_but_torch_compiles():
+    data, variables = [*range(9999)], {"count": 1, "known": {}, "__compiled_fn_1": 1}
+    variables |= {"again": variables["known"], "data": data}
+    state = _file_state.FileState(variables)
+    first, second = state.fresh(), state.fresh()
+    state.enter(first)
+    variables |= {"count": 2, "new": 3, "__compiled_fn_2": 2}
+    variables["known"]["key"] = 1
+    state.enter(second)
+    assert "new" not in variables
+    assert (variables["count"], variables["known"], variables["__compiled_fn_2"]) == (1, {}, 2)
+    assert variables["known"] is variables["again"]
+    assert variables["data"] is data
+    state.enter(first)
+    assert (variables["count"], variables["known"], variables["new"]) == (2, {"key": 1}, 3)
+    state.enter(state.shared)
+    assert (variables["count"], variables["known"]) == (1, {})
+
+
+# ---- What can't be in a graph, what is compiled, and what several devices train.
+
+
+def why(sheet, rung, device="cuda", world=1):
+    op = ladder.op(**{**{name: getattr(sheet, name) for name in sheet.__slots__}, "world": world})
+    return op.variants[rung].unsupported(
+        Case(op.name, rung, "bfloat16", (("B", sheet.size),), world=world, device=device)
+    )
+
+
+BY_HOST = {
+    "a rate": (STEP.format("optimizer.step(); optimizer.param_groups[0]['lr'] *= 0.9; return loss"),
+               "step() changes lr of the optimizer"),
+    "Python": (STEP.format("optimizer.step(); return loss if random.random() < 2 else 0"),
+               "random numbers of Python's random"),
+    "numpy": ("import numpy" + STEP.format("optimizer.step(); return loss * (numpy.random.rand() < 2)"),
+              "random numbers of numpy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HOST)
+def test_what_the_host_decides_in_each_step_isnt_frozen_in_a_graph(tmp_path, name):
+    text, told = BY_HOST[name]
+    sheet = surveyed(written(tmp_path, text))
+    assert why(sheet, "graph").startswith(f"a CUDA graph would repeat what the host decides anew in each step: {told}")
+    assert why(sheet, "compile") is None
+
+
+def test_torchs_numbers_are_the_hosts_where_the_device_is_another_one():
+    cuda, cpu = (SimpleNamespace(setup=SimpleNamespace(device=torch.device(name))) for name in ("cuda", "cpu"))
+    before = _survey._drawn(cuda)
+    torch.rand(())
+    after = _survey._drawn(cuda)
+    assert [name for name in after if after[name] != before[name]] == ["torch on the CPU"]
+    assert "torch on the CPU" not in _survey._drawn(cpu)
+    random.random()
+    assert _survey._drawn(cpu)["Python's random"] != after["Python's random"]
+
+
+def test_the_parts_that_a_step_calls_are_compiled_each():
+    assert answered("gan")["called"] == ("generator", "critic")
+    assert answered("attention")["called"] == ("",)
+    with torch.compiler.set_stance("force_eager"):
+        trainer = gan("compile")
+        assert trainer.called is trainer.model
+        compiled = [name for name, one in trainer.model.named_modules() if one._compiled_call_impl is not None]
+    assert compiled == ["generator", "critic"]
+
+
+def test_a_step_that_calls_no_module_has_nothing_to_compile(tmp_path):
+    sheet = surveyed(written(tmp_path, loss="(batch[0] @ model[0].weight.T).square().mean()"))
+    assert why(sheet, "compile") == "the step calls no module that could be compiled"
+
+
+def test_parts_of_a_model_arent_trained_on_several_devices():
+    sheet = StepSheet(**answered("gan"))
+    assert "the step calls parts of the model (generator, critic)" in why(sheet, "float32", world=2)
+    assert why(sheet, "float32") is None
+    assert why(sheet, "streams") == "the file's own step doesn't wait for a second stream"
+
+
+# ---- Chance, scales and halves of a file's own.
+
+
+def test_gradients_that_chance_decides_are_compared_together():
+    """One weight's may be off by more than its length; all of them together not."""
+    calm = StepSetup(str(STEPS / "gan.py"), 16, 5, torch.device("cpu"), "bfloat16", calm=True)
+    wanted = _reference._reference_gradients(calm)
+    assert wanted.by_chance == {name for name in wanted.names if wanted.spread[name] > 0.2}
+    assert 0 < wanted.apart < 2
+    many = {name: 4 * one for name, one in wanted.gradients.items()}
+    (told,) = _reference._of_chance(many, wanted)
+    assert told.startswith(
+        f"weights: the gradients of {len(wanted.by_chance)} weights, which depend on the step's random"
+    )
+    few = {name: 4 * one if one.numel() == 1 else one for name, one in wanted.gradients.items()}
+    assert not [*_reference._of_chance(few, wanted)]
+
+
+def test_noise_of_a_step_may_lie_otherwise_in_memory(tmp_path):
+    """With channels last, numbers of the same seed fall on other places."""
+    net = "nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))"
+    loss = "(lambda x, noise: functional.mse_loss(model(x + 4 * noise), noise))(batch[0], torch.randn_like(batch[0]))"
+    sheet = surveyed(written(tmp_path, model=net, batch="(torch.rand(4, 3, 8, 8),)", loss=loss))
+    assert complaints(sheet, "channels_last") == []
+
+
+def test_gradients_that_a_files_own_scaler_has_scaled_are_compared_unscaled(tmp_path):
+    text = "scaler = torch.amp.GradScaler('cpu', init_scale=64.0)"
+    text += STEP.format("scaler.step(optimizer); scaler.update(); return loss").replace(
+        "loss.b", "scaler.scale(loss).b"
+    )
+    assert complaints(surveyed(written(tmp_path, text)), "fused_optimizer") == []
+
+
+def test_a_file_that_enters_autocast_itself_is_told(tmp_path):
+    text = STEP.format("optimizer.step()\n    return loss").replace(
+        "loss = ", "with torch.autocast('cpu', torch.bfloat16): loss = "
+    )
+    (found,) = surveyed(written(tmp_path, text)).warnings
+    assert found.startswith("the file enters autocast itself")
+
+
+def test_parts_that_dont_fit_each_other_are_told(tmp_path):
+    net = "nn.Linear(4, 4)"
+    sheet = surveyed(written(tmp_path, model=net, batch="torch.randn(8, 4), torch.tensor([7])",
+                             loss="model(batch[0])[batch[1]].square().mean()"))  # fmt: skip
+    with pytest.raises(UsageError, match="the batch can't be trained in 2 parts: IndexError"):
+        complaints(sheet, "accumulate")
+
+
+# ---- The code to copy.
+
+
+@one_test("rung", ["float32", "amp", "fused_optimizer", "patched"])
+def test_the_code_of_a_gan_gives_the_losses_of_the_step(rung):
+    form = FileForm.of_tags(_rungs.tags(StepSheet(**answered("gan"))))
+    assert form == FileForm(("model", "batch", "step", "optimizer"), True, True, True, ("generator", "critic"))
+    told: list[str] = []
+    path, known = [str(STEPS), *sys.path], sys.modules.pop("gan", None)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(sys, "path", path)
+        torch.manual_seed(1)
+        exec(
+            ladder.code(rung_of("gan", rung), "bfloat16", "gan.py", form, 16),
+            {"print": lambda *said: told.append(" ".join(map(str, said)))},
+        )
+        wanted = plain_losses(sys.modules["gan"])
+    sys.modules.pop("gan")
+    if known:
+        sys.modules["gan"] = known
+    found = [
+        [float(x) for x in re.findall(r"critic (\S+) generator (\S+)", one)[0]]
+        for one in told
+        if "critic" in one and "step" in one
+    ]
+    assert len(found) == 10
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0.05, atol=0.02)
+
+
+def plain_losses(file) -> list[list[float]]:
+    """The losses of the file's step as a program of its own makes it."""
+    file.average = None
+    torch.manual_seed(1)
+    model = file.model()
+    optimizer, batch = file.optimizer(model), file.batch()
+    return [[float(one) for one in file.step(model, optimizer, batch).values()] for _ in range(10)]
+
+
+@one_test("name", ["graph", "compile_graph", "patched_compile_graph"])
+def test_the_code_of_a_gan_for_a_gpu_is_python(name):
+    form = FileForm.of_tags(_rungs.tags(StepSheet(**answered("gan"))))
+    text = ladder.code(rung_of("gan", name), "bfloat16", "gan.py", form, 16)
+    compile(text, "faster.py", "exec")
+    assert "'capturable': True" in text
+    assert ("for part in ('generator', 'critic')" in text) is ("compile" in name)
+    assert ("nn.patch(model, optimizer, scaler)" in text) is name.startswith("patched")

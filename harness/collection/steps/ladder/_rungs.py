@@ -35,7 +35,10 @@ PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
 
 
-OF_RANKS = ("static_graph", "fsdp", "fsdp_keep", "fsdp_compile", "patched_fsdp", "patched_fsdp_compile")
+OF_RANKS = (
+    *("static_graph", "fsdp", "fsdp_keep", "fsdp_graph", "fsdp_compile", "fsdp_compile_graph"),
+    *("patched_fsdp", "patched_fsdp_graph", "patched_fsdp_compile", "patched_fsdp_compile_graph"),
+)
 """Rungs that are about several devices. On one device they are the rung that they go on from."""
 
 
@@ -219,7 +222,7 @@ def _rungs(
     changes: dict[str, Any] = {"role": "ours", "patched": True, **({"optimizer": "ours"} if ours else {})}
     patched = on(base, "patched", "our kernels by harness.nn.patch", **changes)
     yield patched
-    patched_graph = on(patched, "patched_graph", "patched as a CUDA graph of the step", graph=True)
+    patched_graph = _graph(patched)
     yield patched_graph
     yield on(patched_graph, "patched_streams", f"patched_graph {second}", streams=True)
     yield from _compiled(patched, "patched_compile", "patched with torch.compile around our operators")
@@ -237,20 +240,32 @@ def _of_ranks(base: LadderRung, rows: LadderRung, of_parts: str, ours: Mapping[s
     fsdp = on(rows, "fsdp", "beside: FSDP2, each device has a part of the weights", way="fsdp", optimizer=of_parts)
     yield fsdp
     yield on(fsdp, "fsdp_keep", "fsdp that gathers the weights of a block once a step", way="fsdp_keep")
-    yield on(fsdp, "fsdp_compile", "fsdp with torch.compile of each block", compiled=DEFAULT)
+    yield from _in_parts(fsdp)
     patched = on(fsdp, "patched_fsdp", "fsdp with our kernels", **ours)
     yield patched
-    yield on(patched, "patched_fsdp_compile", "patched_fsdp with torch.compile of each block", compiled=DEFAULT)
+    yield from _in_parts(patched)
+
+
+def _in_parts(base: LadderRung) -> Iterator[LadderRung]:
+    """What goes on from a rung of FSDP2: a graph, and torch.compile of blocks, also as a graph."""
+    yield _graph(base)
+    compiled = on(base, f"{base.name}_compile", f"{base.name} with torch.compile of each block", compiled=DEFAULT)
+    yield compiled
+    yield _graph(compiled)
+
+
+def _graph(base: LadderRung) -> LadderRung:
+    return on(base, f"{base.name}_graph", f"{base.name} as a CUDA graph of the step", graph=True)
 
 
 def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]:
     """What goes on from a rung by torch.compile, in both modes, each also as a graph."""
     compiled = on(base, name, summary, compiled=DEFAULT)
     yield compiled
-    yield on(compiled, f"{name}_graph", f"{name} as a CUDA graph of the step", graph=True)
+    yield _graph(compiled)
     tuned = on(compiled, f"{name}_autotune", f"{name} in mode {AUTOTUNE}", compiled=AUTOTUNE)
     yield tuned
-    yield on(tuned, f"{name}_autotune_graph", f"{name}_autotune as a CUDA graph of the step", graph=True)
+    yield _graph(tuned)
 
 
 def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> str:

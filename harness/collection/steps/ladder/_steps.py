@@ -182,7 +182,7 @@ def reason(rung: LadderRung, world: int = 1) -> str:
     told = {
         "the step itself fails, as the file has it": (rung == FLOAT32 and world == 1) or rung == _reference.BY_HOST,
         "the step fails in DistributedDataParallel": rung == FLOAT32,
-        "the model can't be trained in parts, by FSDP2": rung.is_sharded and world > 1,
+        "the model can't be trained in parts, by FSDP2": rung.is_sharded and world > 1 and not rung.graph,
         f"{rung.base} can't be captured as a CUDA graph": rung.graph,
         "torch.compile can't compile the model": rung.compiled,
         "the model fails with our kernels": rung.patched,

@@ -48,6 +48,14 @@ class FileState:
             del self._variables[name]
         self._present = own
 
+    def numbers(self) -> dict[str, float]:
+        """The variables that are numbers now, and the numbers in dicts."""
+        users = self._users()
+        inside = {
+            f"{name}[{key!r}]": x for name, one in users.items() if isinstance(one, dict) for key, x in one.items()
+        }
+        return {name: one for name, one in (users | inside).items() if isinstance(one, int | float)}
+
     def _users(self) -> Variables:
         return {name: one for name, one in self._variables.items() if not name.startswith("__")}
 

@@ -232,7 +232,7 @@ def _one_step(trainer: StepTrainer) -> _Seen:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    from harness.collection.steps.ladder._optimizers import rates, weights_of
+    from harness.collection.steps.ladder._optimizers import weights_of
 
     named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
     used, missing, stepped = set[str](), set[str](), set[int]()
@@ -246,7 +246,6 @@ def _one_step(trainer: StepTrainer) -> _Seen:
 
     for optimizer in trainer.optimizers:
         optimizer.register_step_pre_hook(see)
-    before, drawn = rates(trainer.optimizers), _drawn(trainer)
     with _attending() as calls, _calling(trainer) as called, FlopCounterMode(display=False) as counter:
         loss = trainer.loss_of_step()
     source = trainer.setup.source
@@ -258,21 +257,29 @@ def _one_step(trainer: StepTrainer) -> _Seen:
             "call its step(), so that gradients can be compared and rungs can change it; of several networks each may "
             "have an optimizer: let optimizer(model) give them in a tuple or a dict",
         )
-    by_host = [f"step() changes {name} of the optimizer" for name in _changed(before, rates(trainer.optimizers))]
-    by_host += [f"random numbers of {name}" for name, state in _drawn(trainer).items() if state != drawn[name]]
-    return _Seen(
-        int(counter.get_total_flops()),
-        bool(calls),
-        used,
-        missing,
-        tuple(called),
-        ", and ".join(by_host),
-        any(called.values()),
-    )
+    by_host = ", and ".join(_of_host(trainer))
+    flops = int(counter.get_total_flops())
+    return _Seen(flops, bool(calls), used, missing, tuple(called), by_host, any(called.values()))
+
+
+def _of_host(trainer: StepTrainer) -> Iterator[str]:
+    """What the host decides anew in the next step, which is made: numbers that a CUDA graph would keep."""
+    from harness.collection.steps.ladder._optimizers import rates
+
+    state = trainer.setup.given.state
+    before, drawn, counted = rates(trainer.optimizers), _drawn(trainer), state.numbers()
+    trainer.loss_of_step()
+    changed = _changed(before, rates(trainer.optimizers))
+    yield from (f"step() changes {name} of the optimizer" for name in changed)
+    has_scheduler = any(hasattr(one.step, "_wrapped_by_lr_sched") for one in trainer.optimizers)  # torch's mark
+    if trainer.setup.given.step is not None and has_scheduler and not changed:
+        yield "the optimizer has a scheduler of the rate"
+    yield from (f"random numbers of {name}" for name, drawing in _drawn(trainer).items() if drawing != drawn[name])
+    yield from (f"the file's variable {name}" for name in _changed([counted], [state.numbers()]))
 
 
 def _changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
-    """The names of the optimizers' settings that a step has changed."""
+    """The names of what a step has changed."""
     pairs = zip(before, after, strict=True)
     return sorted({name for old, new in pairs for name, value in old.items() if new.get(name) != value})
 

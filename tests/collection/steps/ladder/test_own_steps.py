@@ -230,6 +230,16 @@ def why(sheet, rung, device="cuda", world=1):
 BY_HOST = {
     "a rate": (STEP.format("optimizer.step(); optimizer.param_groups[0]['lr'] *= 0.9; return loss"),
                "step() changes lr of the optimizer"),
+    "a scheduler": (
+        "def scheduled(optimizer):\n"
+        "    if not hasattr(optimizer, 'scheduler'):\n"
+        "        optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)\n"
+        "    return optimizer.scheduler\n"
+        + STEP.format("optimizer.step(); scheduled(optimizer).step(); return loss"),
+        "the optimizer has a scheduler of the rate",
+    ),
+    "a count": ("known = {'steps': 0}" + STEP.format("optimizer.step(); known['steps'] += 1; return loss"),
+                "the file's variable known['steps']"),
     "Python": (STEP.format("optimizer.step(); return loss if random.random() < 2 else 0"),
                "random numbers of Python's random"),
     "numpy": ("import numpy" + STEP.format("optimizer.step(); return loss * (numpy.random.rand() < 2)"),

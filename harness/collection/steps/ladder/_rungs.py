@@ -288,8 +288,6 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         f"a CUDA graph would repeat what the host decides anew in each step: {sheet.by_host}": (
             rung.graph and sheet.by_host
         ),
-        f"the step calls parts of the model ({', '.join(sheet.called[:3])}), and several devices train what is called "
-        "as one: let the model's forward call all of them": world > 1 and "" not in sheet.called,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,
         f"a batch of {sheet.size} can't be cut into {rung.parts} parts": sheet.size % rung.parts,

@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -78,6 +78,8 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     with advised():
         seen = _one_step(trainer)
+    if request["world"] > 1 and "" not in seen.called:
+        _refuse_parts(source, seen.called)
     patched = patch(trainer.model, trainer.optimizer)  # as `patched` does
     every = trainer.optimizers
     reasons = [why_no_adamw(one) for one in every]
@@ -196,6 +198,16 @@ def _refuse_hidden(source: str, batch: Any) -> None:
                 "give a tensor, a tuple, a list or a dict of tensors, such as dict(batch) or vars(batch); loss gets "
                 "the tensors of a dict by their names",
             )
+
+
+def _refuse_parts(source: str, called: Sequence[str]) -> None:
+    """Raise UsageError for a step that calls these parts of a model, and not the model, on several devices."""
+    some = ", ".join(called[:3]) or "no part"
+    raise UsageError(
+        f"{source}: the step calls {some} of the model, and not the model",
+        "let the model's forward call its parts, since several devices train what is called as one, or leave --world "
+        "out",
+    )
 
 
 def name_of(source: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 from harness.errors import UsageError
 from harness.model import Case
 from tests.collection.steps.ladder.conftest import STEPS, answered
-from tests.collection.steps.ladder.test_users import STEP, complaints, surveyed, written
+from tests.collection.steps.ladder.test_users import HEAD, STEP, complaints, surveyed, written
 from tests.one_test import one_test
 from tests.rare import rare
 
@@ -172,6 +173,17 @@ def test_a_dict_without_a_loss_is_refused(tmp_path, name):
     assert advice in raised.value.advice
 
 
+def test_the_pages_gan_is_a_step(tmp_path):
+    page = (Path(__file__).parents[4] / "docs" / "make_my_model_faster.md").read_text()
+    (block,) = (one for one in re.findall(r"`{3}python\n(.*?)`{3}", page, re.DOTALL) if "Critic()" in one)
+    networks = "def Generator(): return nn.Linear(128, 6)\ndef Critic(): return nn.Linear(6, 1)\n"
+    file = tmp_path / "page.py"
+    file.write_text(f"{HEAD}{networks}{block}\n\ndef batch(): return torch.randn(8, 6)\n")
+    sheet = surveyed(file)
+    assert (sheet.optimizer, sheet.several, sheet.called) == ("AdamW", True, ("generator", "critic"))
+    assert complaints(sheet, "patched") == []
+
+
 # ---- What a file keeps in global variables.
 
 
@@ -282,10 +294,14 @@ def test_a_step_that_calls_no_module_has_nothing_to_compile(tmp_path):
 
 
 def test_parts_of_a_model_arent_trained_on_several_devices():
-    sheet = StepSheet(**answered("gan"))
-    assert "the step calls parts of the model (generator, critic)" in why(sheet, "float32", world=2)
-    assert why(sheet, "float32") is None
-    assert why(sheet, "streams") == "the file's own step doesn't wait for a second stream"
+    request = {"source": str(STEPS / "gan.py"), "device": "cpu", "size": 4, "prefix": "ladder_", "world": 2}
+    with pytest.raises(UsageError, match="the step calls generator, critic of the model, and not the model") as raised:
+        ladder.survey(request)
+    assert "leave --world out" in raised.value.advice
+
+
+def test_a_step_of_its_own_waits_for_no_second_stream():
+    assert why(StepSheet(**answered("gan")), "streams") == "the file's own step doesn't wait for a second stream"
 
 
 # ---- Chance, scales and halves of a file's own.

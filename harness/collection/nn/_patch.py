@@ -106,7 +106,7 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
                 done.swapped.append(Swap(name, was, now))
                 done.undone.append(undo)
     if optimizer is not None:
-        done.optimizer = _pytree.tree_map(partial(_optimizer, done), optimizer)
+        done.optimizer = _pytree.tree_map_with_path(partial(_optimizer, done), optimizer)
     if scaler is not None:
         _scaler(done)
     return done
@@ -129,19 +129,20 @@ def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
-def _optimizer(done: Patched, given: Any) -> Any:
-    """Ours in place of an optimizer, or the given one."""
+def _optimizer(done: Patched, path: Any, given: Any) -> Any:
+    """Ours in place of an optimizer, or the given one. path: to it in what `patch` was given."""
+    name = f"optimizer{_pytree.keystr(path)}"
     if isinstance(given, AdamW):
         return given
     if why := why_no_adamw(given):
-        done.left.append(Left("optimizer", type(given).__name__, why))
+        done.left.append(Left(name, type(given).__name__, why))
         return given
     ours = AdamW([{**group} for group in given.param_groups])
     if given.state:
         ours.load_state_dict(given.state_dict())
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(ours, hooks, getattr(given, hooks))
-    done.swapped.append(Swap("optimizer", "AdamW", "nn.AdamW"))
+    done.swapped.append(Swap(name, "AdamW", "nn.AdamW"))
     done.undone.append(lambda: _give_back(ours, given))
     return ours
 

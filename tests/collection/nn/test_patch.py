@@ -265,7 +265,8 @@ def test_of_several_optimizers_each_adamw_becomes_ours_and_goes_back():
     done = ours.patch(model, given)
     assert isinstance(done.optimizer["weights"], ours.AdamW)
     assert done.optimizer["biases"] == given["biases"]
-    assert [one.now for one in done.swapped] == ["nn.AdamW"]
+    assert [(one.name, one.now) for one in done.swapped] == [("optimizer['weights']", "nn.AdamW")]
+    assert left(done) == {"optimizer['biases'][0]": "our optimizer is AdamW"}
     model(torch.ones(1, 4)).sum().backward()
     done.optimizer["weights"].step()
     done.undo()

@@ -73,12 +73,11 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     if ranks:
         yield from _code_ranks.sharded(rung, half)
     yield from _optimizer(rung, form)
-    scaled = half == "float16" and "step" not in gives
-    yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={scaled})"
+    yield from _scaler(half, form)
     is_wrapped = ranks is not None and not rung.is_sharded
     is_sharded = ranks is not None and rung.is_sharded
     if rung.patched:
-        yield from _patched(rung, is_sharded=is_sharded)
+        yield from _patched(rung, form, is_sharded=is_sharded)
     if rung.checkpoint:
         yield "for block in blocks_of(model):"
         yield "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
@@ -100,16 +99,25 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     yield from _loop(rung, ranks, by_name=form.named and "step" in gives)
 
 
-def _patched(rung: LadderRung, *, is_sharded: bool) -> Iterator[str]:
+def _scaler(half: str, form: FileForm) -> Iterator[str]:
+    """The scaler of the loss, which a step of the file's own doesn't get."""
+    if "step" not in form.gives:
+        yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={half == 'float16'})"
+
+
+def _patched(rung: LadderRung, form: FileForm, *, is_sharded: bool) -> Iterator[str]:
     """Our kernels in the model, and our optimizer and scaler. A model in parts has our kernels already."""
     ours = rung.optimizer == "ours"
     if is_sharded and not ours:
         return
     model = "torch.nn.Module()" if is_sharded else "model"
-    yield f"patched = nn.patch({model}{', optimizer, scaler' if ours else ''})"
+    scaler = ", scaler" if "step" not in form.gives else ""
+    yield f"patched = nn.patch({model}{f', optimizer{scaler}' if ours else ''})"
     yield "print(patched)"
-    if ours:
+    if ours and scaler:
         yield "optimizer, scaler = patched.optimizer, patched.scaler"
+    elif ours:
+        yield "optimizer = patched.optimizer"
 
 
 def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:

@@ -285,9 +285,8 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         "the model has no linear layer": rung.streams and not sheet.linear,
         "the file's own step doesn't wait for a second stream": rung.streams and sheet.has_step,
         "the step calls no module that could be compiled": rung.compiled and not sheet.called,
-        f"a CUDA graph would repeat what the host decides anew in each step: {sheet.by_host}": (
-            rung.graph and sheet.by_host
-        ),
+        f"a CUDA graph would repeat what the host decides anew in each step: {sheet.by_host}; a tensor on the device, "
+        "which the step changes in place, is followed": rung.graph and sheet.by_host,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,
         f"a batch of {sheet.size} can't be cut into {rung.parts} parts": sheet.size % rung.parts,

@@ -283,8 +283,9 @@ def _of_host(trainer: StepTrainer) -> Iterator[str]:
     trainer.loss_of_step()
     changed = _changed(before, rates(trainer.optimizers))
     yield from (f"step() changes {name} of the optimizer" for name in changed)
-    has_scheduler = any(hasattr(one.step, "_wrapped_by_lr_sched") for one in trainer.optimizers)  # torch's mark
-    if trainer.setup.given.step is not None and has_scheduler and not changed:
+    scheduled = [one for one in trainer.optimizers if hasattr(one.step, "_wrapped_by_lr_sched")]  # torch's mark
+    by_numbers = any("lr" in group for group in rates(scheduled))
+    if trainer.setup.given.step is not None and by_numbers and not changed:
         yield "the optimizer has a scheduler of the rate"
     yield from (f"random numbers of {name}" for name, drawing in _drawn(trainer).items() if drawing != drawn[name])
     yield from (f"the file's variable {name}" for name in _changed([counted], [state.numbers()]))

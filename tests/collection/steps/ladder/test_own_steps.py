@@ -51,8 +51,8 @@ def test_rungs_change_each_of_several_optimizers():
     known = answered("gan")
     assert (known["optimizer"], known["several"], known["takes_model"]) == ("AdamW and no Adam", True, True)
     assert (known["unused"], known["warnings"]) == (0, ())
-    assert "-> nn.AdamW (optimizer)" in known["patched"]
-    assert "1 x Adam left: our optimizer is AdamW (optimizer)" in known["patched"]
+    assert "-> nn.AdamW (optimizer['generator'])" in known["patched"]
+    assert "1 x Adam left: our optimizer is AdamW (optimizer['critic'])" in known["patched"]
 
     def settings(name):
         made = gan(name).optimizer
@@ -264,7 +264,14 @@ def test_what_the_host_decides_in_each_step_isnt_frozen_in_a_graph(tmp_path, nam
     text, told = BY_HOST[name]
     sheet = surveyed(written(tmp_path, text))
     assert why(sheet, "graph").startswith(f"a CUDA graph would repeat what the host decides anew in each step: {told}")
+    assert why(sheet, "graph").endswith("; a tensor on the device, which the step changes in place, is followed")
     assert why(sheet, "compile") is None
+
+
+def test_a_rate_that_is_a_tensor_is_followed_by_a_graph(tmp_path):
+    text = BY_HOST["a scheduler"][0].replace("StepLR(optimizer, 30)", "ExponentialLR(optimizer, 0.9)")
+    rate = "torch.optim.AdamW(parameters, lr=torch.tensor(1e-3))"
+    assert surveyed(written(tmp_path, text, optimizer=rate)).by_host == ""
 
 
 def test_torchs_numbers_are_the_hosts_where_the_device_is_another_one():
@@ -399,4 +406,4 @@ def test_the_code_of_a_gan_for_a_gpu_is_python(name):
     compile(text, "faster.py", "exec")
     assert "'capturable': True" in text
     assert ("for part in ('generator', 'critic')" in text) is ("compile" in name)
-    assert ("nn.patch(model, optimizer, scaler)" in text) is name.startswith("patched")
+    assert ("optimizer = patched.optimizer" in text) is name.startswith("patched")

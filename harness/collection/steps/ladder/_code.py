@@ -61,7 +61,7 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     rung: LadderRung, half: str, source: str, form: FileForm, size: int, ranks: Ranks | None
 ) -> Iterator[str]:
     gives = form.gives
-    yield from _imports(rung, source, size, ranks)
+    yield from _imports(rung, source, form, size, ranks)
     yield from _code_ranks.joined(ranks)
     if rung.tf32:
         yield 'torch.set_float32_matmul_precision("high")'
@@ -120,7 +120,7 @@ def _patched(rung: LadderRung, form: FileForm, *, is_sharded: bool) -> Iterator[
         yield "optimizer = patched.optimizer"
 
 
-def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:
+def _imports(rung: LadderRung, source: str, form: FileForm, size: int, ranks: Ranks | None) -> Iterator[str]:
     is_file = source.endswith(".py")
     is_sharded = ranks is not None and rung.is_sharded
     standard = {
@@ -137,6 +137,7 @@ def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> I
         "from harness.collection.steps.ladder._trainer import blocks_of, has_batch_norm": is_sharded,
         "from torch.nn.attention import SDPBackend, sdpa_kernel": rung.attention,
         "from harness import nn": rung.patched,
+        "from harness.collection.nn._patch import why_no_adamw": rung.optimizer == "ours" and form.several,
         "from harness.collection.steps.training._streams import on_two_streams": rung.streams,
         "from harness.collection.steps.ladder._given import given": not is_file,
         f"import {source.removesuffix('.py')} as user": is_file,
@@ -153,9 +154,10 @@ def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> I
 
 def _optimizer(rung: LadderRung, form: FileForm) -> Iterator[str]:
     """The file's optimizers, with torch's calls that the rung asks for."""
-    given = "model" if form.takes_model else "model.parameters()"
+    given = "model" if form.takes_model else "list(model.parameters())"
     is_given = "optimizer" in form.gives
-    yield f"optimizer = {f'user.optimizer({given})' if is_given else f'torch.optim.AdamW({given}, lr={RATE})'}"
+    usual = f"torch.optim.AdamW(model.parameters(), lr={RATE})"
+    yield f"optimizer = {f'user.optimizer({given})' if is_given else usual}"
     options = {}
     if rung.optimizer in ("fused", "foreach") or (rung.optimizer == "ours" and form.several):
         options = {"fused": rung.optimizer != "foreach", "foreach": rung.optimizer == "foreach"}
@@ -173,7 +175,7 @@ def _optimizer(rung: LadderRung, form: FileForm) -> Iterator[str]:
     yield ""
     yield "def with_options(one):"
     if rung.optimizer == "ours":
-        yield "    if type(one) is torch.optim.AdamW:  # nn.patch has its own"
+        yield "    if not why_no_adamw(one):  # nn.patch has its own"
         yield "        return one"
     yield f"    options = {{name: value for name, value in {options}.items() if name in one.defaults}}"
     yield "    groups = [{**group, **options} for group in one.param_groups]"

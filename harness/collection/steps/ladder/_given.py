@@ -35,7 +35,7 @@ class Given:
     """What a source gives, as functions.
 
     model(): a module. batch(): tensors, in a tuple, a mapping, or alone. loss(model, *batch): a scalar, or scalars by
-    name. optimizer(parameters), or optimizer(model): an optimizer, or several in a tuple, a list or a dict.
+    name. optimizer(a list of weights), or optimizer(model): an optimizer, or several in a tuple, a list or a dict.
     step(model, optimizer, *batch): the whole step, which gives what loss gives; None where loss is to be used. names:
     of what the file defines. state: the file's global variables; a library's model has none.
     """

@@ -18,10 +18,22 @@ _CALLS = ("fused", "foreach", "capturable")
 
 
 def made(given: Given, model: torch.nn.Module, source: str) -> Any:
-    """What optimizer() gives for a model, if it is an optimizer of torch or has several. Raises UsageError if not."""
+    """What optimizer() gives for a model, if it is an optimizer of torch or has several. Raises UsageError if not.
+
+    It gets the weights in a list, which groups may be taken from one after the other.
+    """
     import torch
 
-    found = given.optimizer(model if given.takes_model else model.parameters())
+    try:
+        found = given.optimizer(model if given.takes_model else [*model.parameters()])
+    except (AttributeError, TypeError) as error:
+        if given.takes_model:
+            raise
+        raise UsageError(
+            f"{source}: optimizer() fails: {type(error).__name__}: {error}",
+            "it gets a list of the model's weights; call its argument `model`, and it gets the model, for groups by "
+            "name or for an optimizer of each part",
+        ) from error
     leaves = every(found)
     if leaves and all(isinstance(one, torch.optim.Optimizer) for one in leaves):
         return found

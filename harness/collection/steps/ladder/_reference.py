@@ -157,14 +157,14 @@ def _reference_gradients(calm: StepSetup) -> WantedGradients:
         trainer = _reference_trainer(calm)
         found, _ = _made(trainer)
         chances = range(1, 1 + _CHANCES) if _draws(calm) else ()
-        others = [_made(_reference_trainer(replace(calm, chance=chance)))[0] for chance in chances]
+        off = [_squares(_made(_reference_trainer(replace(calm, chance=chance)))[0], found) for chance in chances]
     sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
     count = sum(one.numel() for one in found.values())
     typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
     names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
-    spread = {name: max((_distance(one, found, (name,)) for one in others), default=0.0) for name in names}
+    spread = {name: max((_share(one, (name,)) for one in off), default=0.0) for name in names}
     by_chance = frozenset(name for name in names if _YARDS * spread[name] > MOST)
-    apart = max((_distance(one, found, by_chance) for one in others), default=0.0)
+    apart = max((_share(one, by_chance) for one in off), default=0.0)
     return WantedGradients(found, names, spread, by_chance, apart, max(1, len(blocks_of(trainer.model))))
 
 
@@ -247,9 +247,20 @@ def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
 
 def _distance(got: Gradients, want: Gradients, names: Collection[str]) -> float:
     """How far the gradients of these weights are from others, over the length of these; of weights that both have."""
-    both = [(got[name].double(), want[name].double()) for name in names if name in got]
-    length = math.hypot(*(float(other.norm()) for _, other in both))
-    return math.hypot(*(float((one - other).norm()) for one, other in both)) / length if length else 0.0
+    return _share(_squares({name: got[name] for name in names if name in got}, want), names)
+
+
+def _squares(got: Gradients, want: Gradients) -> dict[str, tuple[float, float]]:
+    """By name: the square of the distance of two gradients, and of the length of the second one."""
+    both = {name: (one.double(), want[name].double()) for name, one in got.items() if name in want}
+    return {name: (float((one - other).norm()) ** 2, float(other.norm()) ** 2) for name, (one, other) in both.items()}
+
+
+def _share(squares: Mapping[str, tuple[float, float]], names: Collection[str]) -> float:
+    """The distance over the length, of these weights together."""
+    found = [squares[name] for name in names if name in squares]
+    distance, length = (math.sqrt(sum(column)) for column in zip(*found, strict=True)) if found else (0.0, 0.0)
+    return distance / length if length else 0.0
 
 
 def _listed(names: list[str]) -> str:

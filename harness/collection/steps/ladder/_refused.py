@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from harness.collection.steps.ladder._given import Given
 
 _KNOWN = {
-    "'generator' object": (
-        "optimizer(parameters) gets model.parameters(); write optimizer(model) to get the model, whose parts and names "
-        "groups of weights or several optimizers may need"
-    ),
     "argument: 'closure'": "give step(model, optimizer, *batch) in place of loss, which calls optimizer.step(closure)",
     "sparse gradients": (
         "let optimizer(parameters) give an optimizer that takes them, such as torch.optim.SparseAdam, or make the "
@@ -127,7 +123,7 @@ def advised() -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except (AttributeError, RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         first = str(error).partition("\n")[0]
         for words, advice in _KNOWN.items():
             if words in first:

@@ -63,8 +63,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
         source = str(Path(source).resolve())
     given = _given.given(source, request["size"])
     setup = StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16")
-    with advised():
-        trainer = StepTrainer(FLOAT32, setup)
+    trainer = StepTrainer(FLOAT32, setup)
     _refuse_hidden(source, trainer.batch)
     if unsized := sum(is_lazy(one) for one in trainer.model.parameters()):
         raise UsageError(

@@ -92,11 +92,23 @@ def test_a_loss_may_have_several_optimizers(tmp_path, monkeypatch, capsys):
 
 def test_an_optimizer_that_needs_the_model_says_so(tmp_path):
     file = written(tmp_path, optimizer="torch.optim.SGD([p for _, p in parameters.named_parameters()], lr=0.1)")
-    with pytest.raises(UsageError, match="'generator' object has no attribute 'named_parameters'") as raised:
+    with pytest.raises(UsageError, match="fails: AttributeError: 'list' object has no attribute 'named_par") as raised:
         surveyed(file)
-    assert "write optimizer(model)" in raised.value.advice
+    assert "call its argument `model`" in raised.value.advice
     file.write_text(file.read_text().replace("parameters)", "model)", 1).replace("parameters.named", "model.named"))
     assert surveyed(file.rename(tmp_path / "others.py")).takes_model
+
+
+def test_groups_may_be_taken_from_the_weights_one_after_the_other(tmp_path, monkeypatch):
+    """Of a generator the second group would find nothing left."""
+    groups = "torch.optim.SGD([{'params': [x for x in parameters if x.ndim == n], 'lr': 0.1} for n in (1, 2)])"
+    sheet = surveyed(written(tmp_path, optimizer=groups))
+    assert sheet.warnings == ()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "users", raising=False)
+    known = {}
+    exec(ladder.code(_rungs.FLOAT32, "bfloat16", "users.py", sheet.gives, 8), known)
+    assert [len(group["params"]) for group in known["optimizer"].param_groups] == [2, 2]
 
 
 def test_an_optimizer_goes_on_from_anothers_state_in_its_own_way():

@@ -187,7 +187,9 @@ def _optimizer(rung: LadderRung, form: FileForm) -> Iterator[str]:
 
 def _step(rung: LadderRung, half: str, form: FileForm, called: str, *, is_wrapped: bool) -> Iterator[str]:
     """The function that makes a step. is_wrapped: whether the model is in DistributedDataParallel."""
-    modes = [f"torch.autocast(device.type, torch.{half})"] if half else []
+    # Weights in halves that autocast keeps would be those from before an update in the same step.
+    kept = ", cache_enabled=False" if "step" in form.gives else ""
+    modes = [f"torch.autocast(device.type, torch.{half}{kept})"] if half else []
     modes += [f"sdpa_kernel(SDPBackend.{rung.attention})"] if rung.attention else []
     within = f"with {', '.join(modes)}:" if modes else ""
     yield ""

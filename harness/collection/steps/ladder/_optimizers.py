@@ -113,13 +113,16 @@ def state_of(optimizer: torch.optim.Optimizer, whole: Callable[[torch.Tensor], t
 
 
 def go_on(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Let an optimizer go on from a state, in its own way of computing."""
+    """Let an optimizer go on from a copy of a state, in its own way of computing."""
+    from torch.utils import _pytree
+
     own = optimizer.state_dict()["param_groups"]
     groups = [
         {**group, **{name: mine[name] for name in _CALLS if name in mine}}
         for group, mine in zip(state["param_groups"], own, strict=True)
     ]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    copied = _pytree.tree_map(lambda one: one.clone() if hasattr(one, "clone") else one, state["state"])
+    optimizer.load_state_dict({"state": copied, "param_groups": groups})
 
 
 def rates(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict[str, Any]]:

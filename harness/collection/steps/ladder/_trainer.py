@@ -201,7 +201,9 @@ class StepTrainer:
 
         modes = ExitStack()
         if self.half is not None:
-            modes.enter_context(torch.autocast(self.setup.device.type, self.half))
+            # Weights in halves that autocast keeps would be those from before an update in the same step.
+            keeps = self.setup.given.step is None
+            modes.enter_context(torch.autocast(self.setup.device.type, self.half, cache_enabled=keeps))
         if self.rung.attention:
             from torch.nn.attention import SDPBackend, sdpa_kernel
 

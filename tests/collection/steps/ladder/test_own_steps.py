@@ -111,6 +111,13 @@ def test_groups_may_be_taken_from_the_weights_one_after_the_other(tmp_path, monk
     assert [len(group["params"]) for group in known["optimizer"].param_groups] == [2, 2]
 
 
+def test_the_code_of_a_step_of_its_own_has_no_old_weights_in_autocast():
+    kept = "torch.autocast(device.type, torch.bfloat16, cache_enabled=False)"
+    for step in ("custom", "attention"):
+        text = ladder.code(rung_of(step, "amp"), "bfloat16", f"{step}.py", answered(step)["gives"], 8)
+        assert (kept in text) is (step == "custom")
+
+
 def test_an_optimizer_goes_on_from_anothers_state_in_its_own_way():
     weights = [torch.ones(3, requires_grad=True) for _ in range(2)]
     fused, plain = (
@@ -127,6 +134,13 @@ def test_an_optimizer_goes_on_from_anothers_state_in_its_own_way():
     for one in (fused, plain):
         one.step()
     torch.testing.assert_close(*weights)
+
+
+def test_a_loss_after_an_update_is_of_an_optimizer_that_goes_on_and_of_new_weights(tmp_path):
+    """Autocast would keep the weights in halves from before the update."""
+    text = STEP.format("optimizer.step(); return functional.cross_entropy(model(x), y)")
+    sheet = surveyed(written(tmp_path, text, optimizer="torch.optim.Adam(parameters, lr=0.3)"))
+    assert complaints(sheet, "fused_optimizer") == []
 
 
 # ---- Losses by name.

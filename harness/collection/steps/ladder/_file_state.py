@@ -11,7 +11,8 @@ from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 _COPIED = (dict, list, set, deque, OrderedDict, defaultdict)
-"""What each training has a copy of. Other objects, such as a loader, are the same for all trainings."""
+"""What each training has a copy of, and objects of plain classes of the file. Other objects, such as a loader, are the
+same for all trainings."""
 _LONGEST = 1000
 """Items of such a container; a longer one is data, which nobody changes."""
 
@@ -26,6 +27,7 @@ class FileState:
 
     def __init__(self, variables: Variables) -> None:
         """Begin with what the file has once it was loaded. variables: of its module, which are changed in place."""
+        _FILES.add(str(variables.get("__name__")))
         self._variables = variables
         self._first = _copied(self._users())
         # Those of batch(), which goes on from call to call, whichever training asks.
@@ -61,9 +63,26 @@ class FileState:
 
 
 def _copied(variables: Variables) -> Variables:
-    """The variables, with copies of containers; one that has two names has them afterwards, too."""
+    """The variables, with copies of containers and of the file's objects; what has two names has them afterwards."""
     copies: dict[int, Any] = {}
-    return {
-        name: copies.setdefault(id(one), copy.copy(one)) if type(one) in _COPIED and len(one) <= _LONGEST else one
-        for name, one in variables.items()
-    }
+    return {name: copies.setdefault(id(one), _copy(one)) for name, one in variables.items()}
+
+
+def _copy(one: Any) -> Any:
+    """A copy of a container, or of an object of a plain class of the file with its containers; else the object."""
+    if type(one) in _COPIED:
+        return copy.copy(one) if len(one) <= _LONGEST else one
+    if not hasattr(one, "__dict__") or isinstance(one, type) or not _is_files(type(one)):
+        return one
+    made = copy.copy(one)
+    vars(made).update({name: _copy(value) for name, value in vars(one).items() if type(value) in _COPIED})
+    return made
+
+
+def _is_files(kind: type) -> bool:
+    """Whether a class is a plain one of a user's file: of no library, and not based on one's, as data sets are."""
+    return all(base is object or base.__module__ in _FILES for base in kind.__mro__)
+
+
+_FILES: set[str] = set()
+"""Names of the modules of users' files."""

@@ -77,12 +77,13 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     with advised():
         seen = _one_step(trainer)
+    _refuse_rest(trainer)
     if request["world"] > 1 and "" not in seen.called:
         _refuse_parts(source, seen.called)
     patched = patch(trainer.model, trainer.optimizer)  # as `patched` does
     every = trainer.optimizers
     reasons = [why_no_adamw(one) for one in every]
-    autocast, seconds = _under_autocast(setup)
+    autocast, seconds = _under_autocast(setup, trainer)
     return asdict(
         StepSheet(
             name=f"{request['prefix']}{name_of(source)}",
@@ -115,8 +116,11 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _under_autocast(setup: StepSetup) -> tuple[str, float]:
-    """Why a step fails under autocast, '' if it doesn't; and how many seconds the step takes, 0 if it fails."""
+def _under_autocast(setup: StepSetup, first: StepTrainer) -> tuple[str, float]:
+    """Why a step fails under autocast, '' if it doesn't; and how many seconds the step takes, 0 if it fails.
+
+    Raises UsageError if the model has weights of the first trainer's model.
+    """
     from torch import OutOfMemoryError
 
     from harness.collection.steps.ladder._rungs import FLOAT32
@@ -124,11 +128,14 @@ def _under_autocast(setup: StepSetup) -> tuple[str, float]:
 
     try:
         trainer = StepTrainer(replace(FLOAT32, half="own"), setup)
+        _refuse_shared(first, trainer)
         float(trainer.loss_of_step())  # which also loads libraries, and chooses kernels
         begin = perf_counter()
         float(trainer.loss_of_step())
     except OutOfMemoryError:  # beside the first model
         return "", 0.0
+    except UsageError:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {brief(str(error))}", 0.0
     return "", perf_counter() - begin
@@ -197,6 +204,25 @@ def _refuse_hidden(source: str, batch: Any) -> None:
                 "give a tensor, a tuple, a list or a dict of tensors, such as dict(batch) or vars(batch); loss gets "
                 "the tensors of a dict by their names",
             )
+
+
+def _refuse_shared(first: StepTrainer, second: StepTrainer) -> None:
+    """Raise UsageError for weights that two calls of model() give: two trainings would change them."""
+    taken = {id(one) for one in first.model.parameters()}
+    if shared := [name for name, one in second.model.named_parameters() if id(one) in taken]:
+        raise UsageError(
+            f"{first.setup.source}: model() gives the same weights in each call, such as {shared[0]}",
+            "make the model inside of model(), or give a copy.deepcopy() of it: each training begins with its own",
+        )
+
+
+def _refuse_rest(trainer: StepTrainer) -> None:
+    """Raise UsageError for optimizers whose rates are all 0 after two steps."""
+    if not any(group.get("lr", 1) for one in trainer.optimizers for group in one.param_groups):
+        raise UsageError(
+            f"{trainer.setup.source}: all rates of the optimizer are 0, so that no step changes a weight",
+            "give the rate of the training; leave a scheduler that warms up from 0 out of optimizer()",
+        )
 
 
 def _refuse_parts(source: str, called: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _file_state, _reference, _rungs, _steps, _survey
+from harness.collection.steps.ladder._given import given
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 from harness.errors import UsageError
@@ -110,6 +111,40 @@ def step(model, optimizer, x, y):
     losses = [float(trainer.loss_of_step()) for trainer in (one, other, one, other, one)]
     assert losses[0] == losses[1] < losses[2] == losses[3] < losses[4]
     assert complaints(sheet, "fused_optimizer") == []
+
+
+def test_an_object_of_a_files_class_is_each_trainings_own(tmp_path):
+    """Such as an average of weights, which would be in float64 of the reference and in float32 of a rung."""
+    text = """
+class Average:
+    def __init__(self):
+        self.shadow = {}
+    def update(self, model):
+        for name, one in model.named_parameters():
+            self.shadow.setdefault(name, one.detach().clone()).lerp_(one.detach(), 0.5)
+average = Average()
+"""
+    text += STEP.format("optimizer.step(); average.update(model); return loss")
+    assert complaints(surveyed(written(tmp_path, text)), "fused_optimizer") == []
+
+
+def test_a_model_that_all_calls_give_is_refused(tmp_path):
+    text = "net = nn.Linear(4, 2)"
+    for model in ("net", "nn.Sequential(net, nn.Linear(2, 2))"):
+        with pytest.raises(UsageError, match=r"gives the same weights in each call, such as (0\.)?weight") as raised:
+            surveyed(written(tmp_path, text, model=model))
+        assert "copy.deepcopy()" in raised.value.advice
+        (tmp_path / "users.py").rename(tmp_path / "done.py")
+        given.cache_clear()
+    assert surveyed(written(tmp_path, f"import copy\n{text}", model="copy.deepcopy(net)")).warnings == ()
+
+
+def test_a_rate_that_warms_up_from_zero_is_refused(tmp_path):
+    text = "def warming(optimizer):\n    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 9)\n"
+    text += "    return optimizer\n"
+    with pytest.raises(UsageError, match="all rates of the optimizer are 0") as raised:
+        surveyed(written(tmp_path, text, optimizer="warming(torch.optim.SGD(parameters, lr=1.0))"))
+    assert "warms up from 0" in raised.value.advice
 
 
 def test_a_files_variables_are_swapped_but_torch_compiles():

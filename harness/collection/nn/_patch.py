@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 from harness.collection.nn import _patched_blocks, _patched_gates, _patched_modules, _patched_rotary
 from harness.collection.nn._adamw import AdamW
@@ -39,7 +41,8 @@ class Left:
 class Patched:
     """What `patch` has done. str() of it says so in a few lines.
 
-    model: the model that was given. optimizer, scaler: ours, or the given ones where ours can't stand for them.
+    model: the model that was given. optimizer, scaler: ours, or the given ones where ours can't stand for them; of
+    several optimizers each, in the form in which they were given.
     """
 
     model: nn.Module
@@ -75,7 +78,8 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     embeddings of whole heads by a function apply_rotary_pos_emb, as transformers' decoders have them (Llama, Mistral,
     Qwen2 ...); softmax, layer_norm, rms_norm and dropout that a module's forward calls as functions; the operators of
     the models in harness.collection.models, windows among them. A torch.optim.AdamW becomes our AdamW and a GradScaler
-    ours, each with its state; a scheduler of the rate must be made after that.
+    ours, each with its state; a scheduler of the rate must be made after that. Several optimizers may be given in a
+    tuple, a list or a dict.
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
@@ -102,7 +106,7 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
                 done.swapped.append(Swap(name, was, now))
                 done.undone.append(undo)
     if optimizer is not None:
-        _optimizer(done)
+        done.optimizer = _pytree.tree_map_with_path(partial(_optimizer, done), optimizer)
     if scaler is not None:
         _scaler(done)
     return done
@@ -125,21 +129,22 @@ def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
-def _optimizer(done: Patched) -> None:
-    given = done.optimizer
+def _optimizer(done: Patched, path: Any, given: Any) -> Any:
+    """Ours in place of an optimizer, or the given one. path: to it in what `patch` was given."""
+    name = f"optimizer{_pytree.keystr(path)}"
     if isinstance(given, AdamW):
-        return
+        return given
     if why := why_no_adamw(given):
-        done.left.append(Left("optimizer", type(given).__name__, why))
-        return
+        done.left.append(Left(name, type(given).__name__, why))
+        return given
     ours = AdamW([{**group} for group in given.param_groups])
     if given.state:
         ours.load_state_dict(given.state_dict())
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(ours, hooks, getattr(given, hooks))
-    done.optimizer = ours
-    done.swapped.append(Swap("optimizer", "AdamW", "nn.AdamW"))
+    done.swapped.append(Swap(name, "AdamW", "nn.AdamW"))
     done.undone.append(lambda: _give_back(ours, given))
+    return ours
 
 
 def _give_back(ours: AdamW, given: torch.optim.Optimizer) -> None:

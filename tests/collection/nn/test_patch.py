@@ -259,6 +259,20 @@ def test_an_optimizer_and_a_scaler_go_on_from_their_state_and_back():
     torch.save(model, file)  # as before, also whole
 
 
+def test_of_several_optimizers_each_adamw_becomes_ours_and_goes_back():
+    model = nn.Linear(4, 4)
+    given = {"weights": torch.optim.AdamW([model.weight]), "biases": (torch.optim.SGD([model.bias], lr=0.1),)}
+    done = ours.patch(model, given)
+    assert isinstance(done.optimizer["weights"], ours.AdamW)
+    assert done.optimizer["biases"] == given["biases"]
+    assert [(one.name, one.now) for one in done.swapped] == [("optimizer['weights']", "nn.AdamW")]
+    assert left(done) == {"optimizer['biases'][0]": "our optimizer is AdamW"}
+    model(torch.ones(1, 4)).sum().backward()
+    done.optimizer["weights"].step()
+    done.undo()
+    assert float(given["weights"].state[model.weight]["step"]) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

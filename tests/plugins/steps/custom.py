@@ -1,4 +1,4 @@
-"""A step with an autograd function of its own, which makes the step itself."""
+"""A step with an autograd function of its own, which makes the step itself, and clips gradients in it."""
 
 import torch
 from torch import nn
@@ -38,5 +38,6 @@ def step(model, optimizer, x, y):
     optimizer.zero_grad()
     loss = (model(x) - y).square().mean()
     loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     return loss

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from harness.collection.steps.ladder import _code_ranks
 from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._given import RATE
-from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._rungs import CALLED, NAMED, OF_MODEL, OPTIMIZERS, LadderRung
 from harness.collection.steps.training._ranks import REHEARSED
 from harness.collection.steps.training._trainer import SCALE
 
 
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """What a program must know of a user's file.
+
+    gives: the functions that it defines. several: whether it gives several optimizers. takes_model: whether optimizer()
+    gets the model. called: the parts of the model that the step calls; () if it calls the model. named: whether losses
+    have names.
+    """
+
+    gives: tuple[str, ...]
+    several: bool = False
+    takes_model: bool = False
+    named: bool = False
+    called: tuple[str, ...] = ()
+
+    @classmethod
+    def of_tags(cls, tags: Collection[str]) -> Self:
+        """The form that a scenario's tags tell of."""
+        gives, called = (
+            tuple(tag.removeprefix(first) for tag in tags if tag.startswith(first)) for first in ("gives:", CALLED)
+        )
+        return cls(gives, OPTIMIZERS in tags, OF_MODEL in tags, NAMED in tags, called)
+
+
 def code(  # noqa: PLR0913, PLR0917 - what a program is made of
-    rung: LadderRung, dtype: str, source: str, gives: Sequence[str], size: int, ranks: Ranks | None = None
+    rung: LadderRung,
+    dtype: str,
+    source: str,
+    form: FileForm | Sequence[str],
+    size: int,
+    ranks: Ranks | None = None,
 ) -> str:
     """A program that makes ten steps as the rung does.
 
-    dtype: the case's. source: the name of the file, as `step.py`, or a library's model. gives: the functions that the
-    file defines. size: of the batch of a library's model. ranks: where torchrun starts several processes.
+    dtype: the case's. source: the name of the file, as `step.py`, or a library's model. form: of the file; of a usual
+    one the functions that it defines. size: of the batch of a library's model. ranks: where torchrun starts several
+    processes.
     """
     several = ranks if ranks and ranks.world > 1 else None
-    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives), size, several))
+    known = form if isinstance(form, FileForm) else FileForm(tuple(form))
+    return "\n".join(_lines(rung, rung.dtype(dtype), source, known, size, several))
 
 
 def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
-    rung: LadderRung, half: str, source: str, gives: tuple[str, ...], size: int, ranks: Ranks | None
+    rung: LadderRung, half: str, source: str, form: FileForm, size: int, ranks: Ranks | None
 ) -> Iterator[str]:
-    yield from _imports(rung, source, size, ranks)
+    gives = form.gives
+    yield from _imports(rung, source, form, size, ranks)
     yield from _code_ranks.joined(ranks)
     if rung.tf32:
         yield 'torch.set_float32_matmul_precision("high")'
@@ -38,13 +72,12 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
         yield "model = model.to(memory_format=torch.channels_last)"
     if ranks:
         yield from _code_ranks.sharded(rung, half)
-    yield from _optimizer(rung, gives)
-    scaled = half == "float16" and "step" not in gives
-    yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={scaled})"
+    yield from _optimizer(rung, form)
+    yield from _scaler(half, form)
     is_wrapped = ranks is not None and not rung.is_sharded
     is_sharded = ranks is not None and rung.is_sharded
     if rung.patched:
-        yield from _patched(rung, is_sharded=is_sharded)
+        yield from _patched(rung, form, is_sharded=is_sharded)
     if rung.checkpoint:
         yield "for block in blocks_of(model):"
         yield "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
@@ -54,28 +87,40 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     if ranks and is_wrapped:
         yield from _code_ranks.wrapped(rung, ranks)
         called = "wrapped"
-    if rung.compiled and not is_sharded:
+    if rung.compiled and not is_sharded and form.called:
+        yield f"for part in {form.called!r}:  # what the step calls of the model"
+        yield f"    model.get_submodule(part).compile(dynamic=False, mode={rung.compiled!r})"
+    elif rung.compiled and not is_sharded:
         yield f"compiled = torch.compile({called}, dynamic=False, mode={rung.compiled!r})"
         called = "compiled"
     yield ""
-    yield from _step(rung, half, gives, called, is_wrapped=is_wrapped)
+    yield from _step(rung, half, form, called, is_wrapped=is_wrapped)
     yield ""
-    yield from _loop(rung, ranks)
+    yield from _loop(rung, ranks, by_name=form.named and "step" in gives)
 
 
-def _patched(rung: LadderRung, *, is_sharded: bool) -> Iterator[str]:
+def _scaler(half: str, form: FileForm) -> Iterator[str]:
+    """The scaler of the loss, which a step of the file's own doesn't get."""
+    if "step" not in form.gives:
+        yield f"scaler = torch.amp.GradScaler(device.type, init_scale={SCALE}, enabled={half == 'float16'})"
+
+
+def _patched(rung: LadderRung, form: FileForm, *, is_sharded: bool) -> Iterator[str]:
     """Our kernels in the model, and our optimizer and scaler. A model in parts has our kernels already."""
     ours = rung.optimizer == "ours"
     if is_sharded and not ours:
         return
     model = "torch.nn.Module()" if is_sharded else "model"
-    yield f"patched = nn.patch({model}{', optimizer, scaler' if ours else ''})"
+    scaler = ", scaler" if "step" not in form.gives else ""
+    yield f"patched = nn.patch({model}{f', optimizer{scaler}' if ours else ''})"
     yield "print(patched)"
-    if ours:
+    if ours and scaler:
         yield "optimizer, scaler = patched.optimizer, patched.scaler"
+    elif ours:
+        yield "optimizer = patched.optimizer"
 
 
-def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> Iterator[str]:
+def _imports(rung: LadderRung, source: str, form: FileForm, size: int, ranks: Ranks | None) -> Iterator[str]:
     is_file = source.endswith(".py")
     is_sharded = ranks is not None and rung.is_sharded
     standard = {
@@ -92,6 +137,7 @@ def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> I
         "from harness.collection.steps.ladder._trainer import blocks_of, has_batch_norm": is_sharded,
         "from torch.nn.attention import SDPBackend, sdpa_kernel": rung.attention,
         "from harness import nn": rung.patched,
+        "from harness.collection.nn._patch import why_no_adamw": rung.optimizer == "ours" and form.several,
         "from harness.collection.steps.training._streams import on_two_streams": rung.streams,
         "from harness.collection.steps.ladder._given import given": not is_file,
         f"import {source.removesuffix('.py')} as user": is_file,
@@ -106,37 +152,54 @@ def _imports(rung: LadderRung, source: str, size: int, ranks: Ranks | None) -> I
     yield ""
 
 
-def _optimizer(rung: LadderRung, gives: tuple[str, ...]) -> Iterator[str]:
-    made = "user.optimizer(model.parameters())" if "optimizer" in gives else ""
-    yield f"optimizer = {made or f'torch.optim.AdamW(model.parameters(), lr={RATE})'}"
+def _optimizer(rung: LadderRung, form: FileForm) -> Iterator[str]:
+    """The file's optimizers, with torch's calls that the rung asks for."""
+    given = "model" if form.takes_model else "list(model.parameters())"
+    is_given = "optimizer" in form.gives
+    usual = f"torch.optim.AdamW(model.parameters(), lr={RATE})"
+    yield f"optimizer = {f'user.optimizer({given})' if is_given else usual}"
     options = {}
-    if rung.optimizer in ("fused", "foreach"):
-        options = {"fused": rung.optimizer == "fused", "foreach": rung.optimizer == "foreach"}
-    if options or (rung.graph and rung.optimizer != "ours"):
+    if rung.optimizer in ("fused", "foreach") or (rung.optimizer == "ours" and form.several):
+        options = {"fused": rung.optimizer != "foreach", "foreach": rung.optimizer == "foreach"}
+    if not (options or (rung.graph and rung.optimizer != "ours")):
+        return
+    options |= {"capturable": True} if rung.graph else {}
+    if not form.several:
         yield f"options = {options}"
         if rung.graph:
-            yield 'options |= {"capturable": True} if "capturable" in optimizer.defaults else {}'
+            yield "options = {name: value for name, value in options.items() if name in optimizer.defaults}"
         yield "groups = [{**group, **options} for group in optimizer.param_groups]"
         yield 'optimizer = type(optimizer)(groups, lr=groups[0]["lr"], **options)'
+        return
+    yield ""
+    yield ""
+    yield "def with_options(one):"
+    if rung.optimizer == "ours":
+        yield "    if not why_no_adamw(one):  # nn.patch has its own"
+        yield "        return one"
+    yield f"    options = {{name: value for name, value in {options}.items() if name in one.defaults}}"
+    yield "    groups = [{**group, **options} for group in one.param_groups]"
+    yield '    return type(one)(groups, lr=groups[0]["lr"], **options) if options else one'
+    yield ""
+    yield ""
+    yield "optimizer = tree.tree_map(with_options, optimizer)"
 
 
-def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str, *, is_wrapped: bool) -> Iterator[str]:
+def _step(rung: LadderRung, half: str, form: FileForm, called: str, *, is_wrapped: bool) -> Iterator[str]:
     """The function that makes a step. is_wrapped: whether the model is in DistributedDataParallel."""
-    modes = [f"torch.autocast(device.type, torch.{half})"] if half else []
+    # Weights in halves that autocast keeps would be those from before an update in the same step.
+    kept = ", cache_enabled=False" if "step" in form.gives else ""
+    modes = [f"torch.autocast(device.type, torch.{half}{kept})"] if half else []
     modes += [f"sdpa_kernel(SDPBackend.{rung.attention})"] if rung.attention else []
+    within = f"with {', '.join(modes)}:" if modes else ""
     yield ""
     yield "def step(batch):"
     yield "    named = batch if isinstance(batch, dict) else {}"
     yield "    given = () if named else batch if isinstance(batch, (tuple, list)) else (batch,)"
-    if "step" in gives:
-        indent = "    "
-        if modes:
-            yield f"    with {', '.join(modes)}:"
-            indent = "        "
-        yield f"{indent}return user.step({called}, optimizer, *given, **named).detach()"
+    if "step" in form.gives:
+        yield from _own_step(form, called, within)
         return
-    yield "    optimizer.zero_grad(set_to_none=True)"
-    loss = "user.loss(" if "loss" in gives or not gives else "model_loss("
+    yield f"    {'model' if form.several else 'optimizer'}.zero_grad(set_to_none=True)"
     if rung.parts > 1:
         yield "    losses = []"
         every = f"parts(given, named, {rung.parts})"
@@ -147,36 +210,68 @@ def _step(rung: LadderRung, half: str, gives: tuple[str, ...], called: str, *, i
             yield "        # Gradients are averaged over ranks once, in the backward of the last part."
             yield f"        with wrapped.no_sync() if number < {rung.parts} else nullcontext():"
     pad = "    " * (1 + (rung.parts > 1) * (1 + is_wrapped))
+    if within:
+        yield f"{pad}{within}"
     share = f" / {rung.parts}" if rung.parts > 1 else ""
-    if modes:
-        yield f"{pad}with {', '.join(modes)}:"
-    inner = f"{pad}    " if modes else pad
-    if loss.startswith("model_"):
-        yield f"{inner}found = {called}(*given, **named)"
-        yield f'{inner}loss = (found["loss"] if isinstance(found, dict) else found.loss){share}'
-    else:
-        yield f"{inner}loss = {loss}{called}, *given, **named){share}"
+    yield from (f"{pad}    {line}" if within else f"{pad}{line}" for line in _loss(form, called, share))
     yield f"{pad}scaler.scale(loss).backward()"
     if rung.parts > 1:
         yield f"{pad}losses.append(loss.detach())"
     if rung.streams:
         yield "    second_stream.join()"
-    yield "    scaler.step(optimizer)"
+    if form.several:
+        yield "    for one in tree.tree_leaves(optimizer):"
+        yield "        scaler.step(one)"
+    else:
+        yield "    scaler.step(optimizer)"
     yield "    scaler.update()"
     yield "    return sum(losses)" if rung.parts > 1 else "    return loss.detach()"
     if rung.parts > 1:
-        yield ""
-        yield ""
-        yield "def parts(given, named, count):"
-        yield "    size = next(x for x in tree.tree_leaves((given, named)) if torch.is_tensor(x)).shape[0]"
-        yield "    def part(x, n):"
-        yield "        return x.chunk(count)[n] if torch.is_tensor(x) and x.ndim and x.shape[0] == size else x"
-        yield "    return [tree.tree_map(lambda x: part(x, n), (given, named)) for n in range(count)]"
+        yield from _PARTS
 
 
-def _loop(rung: LadderRung, ranks: Ranks | None) -> Iterator[str]:
-    """The loop over batches, which copies each to where a graph expects it."""
+_PARTS = (
+    "",
+    "",
+    "def parts(given, named, count):",
+    "    size = next(x for x in tree.tree_leaves((given, named)) if torch.is_tensor(x)).shape[0]",
+    "    def part(x, n):",
+    "        return x.chunk(count)[n] if torch.is_tensor(x) and x.ndim and x.shape[0] == size else x",
+    "    return [tree.tree_map(lambda x: part(x, n), (given, named)) for n in range(count)]",
+)
+"""The function that cuts a batch."""
+
+
+def _own_step(form: FileForm, called: str, within: str) -> Iterator[str]:
+    """The step that the file makes itself. within: the line that enters autocast; '' without it."""
+    if within:
+        yield f"    {within}"
+    pad = "        " if within else "    "
+    made = f"user.step({called}, optimizer, *given, **named)"
+    if not form.named:
+        yield f"{pad}return {made}.detach()"
+        return
+    yield f"{pad}losses = {made}"
+    yield "    return {name: one.detach() for name, one in losses.items() if torch.is_tensor(one)}"
+
+
+def _loss(form: FileForm, called: str, share: str) -> Iterator[str]:
+    """The loss of a batch, or of a part of it. share: what a part's is divided by."""
+    if "loss" in form.gives or not form.gives:
+        main = '["loss"]' if form.named else ""
+        yield f"loss = user.loss({called}, *given, **named){main}{share}"
+        return
+    yield f"found = {called}(*given, **named)"
+    yield f'loss = (found["loss"] if isinstance(found, dict) else found.loss){share}'
+
+
+def _loop(rung: LadderRung, ranks: Ranks | None, *, by_name: bool) -> Iterator[str]:
+    """The loop over batches, which copies each to where a graph expects it. by_name: whether a step gives a dict."""
     told = 'print(f"step {number}: loss {float(loss):.4f}")'
+    if by_name:
+        told = (
+            'print(f"step {number}:", *(f"{name} {float(one):.4f}" for name, one in loss.items() if one.numel() == 1))'
+        )
     if ranks:
         told = f"if rank == 0: {told}"
     yield ""
@@ -196,7 +291,7 @@ def _loop(rung: LadderRung, ranks: Ranks | None) -> Iterator[str]:
         yield "    loss = step(batch)  # of your loader's next batch"
         yield f"    {told}"
     else:
-        if not ranks:
+        if not ranks or rung.is_sharded:
             yield "side = torch.cuda.Stream()  # steps before a capture run on another stream"
         yield "side.wait_stream(torch.cuda.current_stream())"
         yield "with torch.cuda.stream(side):"

@@ -57,7 +57,7 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sheet(answer: Mapping[str, Any]) -> StepSheet:
     known = json.loads(json.dumps(dict(answer)))
-    lists = {name: tuple(known[name]) for name in ("gives", "warnings")}
+    lists = {name: tuple(known[name]) for name in ("gives", "called", "warnings")}
     return StepSheet(**{one.name: known[one.name] for one in fields(StepSheet)} | lists)
 
 

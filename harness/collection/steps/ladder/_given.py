@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.collection.steps.ladder._file_state import FileState
 from harness.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -32,17 +34,24 @@ _EXAMPLE = "model() gives a module, batch() its tensors, loss(model, *batch) a n
 class Given:
     """What a source gives, as functions.
 
-    model(): a module. batch(): tensors, in a tuple, a mapping, or alone. loss(model, *batch): a scalar. optimizer(its
-    parameters). step(model, optimizer, *batch): the whole step, which gives the loss; None where loss is to be used.
-    names: of what the file defines.
+    model(): a module. batch(): tensors, in a tuple, a mapping, or alone. loss(model, *batch): a scalar, or scalars by
+    name. optimizer(a list of weights), or optimizer(model): an optimizer, or several in a tuple, a list or a dict.
+    step(model, optimizer, *batch): the whole step, which gives what loss gives; None where loss is to be used. names:
+    of what the file defines. state: the file's global variables; a library's model has none.
     """
 
     model: Callable[[], torch.nn.Module]
     batch: Callable[[], Any]
     loss: Callable[..., Any]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
+    optimizer: Callable[[Any], Any]
     step: Callable[..., Any] | None
     names: tuple[str, ...]
+    state: FileState = field(default_factory=lambda: FileState({}))
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether optimizer() is to be given the model, since its argument has that name."""
+        return next(iter(inspect.signature(self.optimizer).parameters), "") == "model"
 
 
 def is_library(source: str) -> bool:
@@ -75,6 +84,7 @@ def given(source: str, size: int = USUAL_SIZE) -> Given:
         getattr(module, "optimizer", adamw),
         getattr(module, "step", None),
         names,
+        FileState(vars(module)),
     )
 
 

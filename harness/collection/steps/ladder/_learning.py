@@ -13,11 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
-from harness.collection.steps.ladder._given import given
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._steps import told, trainer_of
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, seeded, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, next_batch, of_rank, tensors_of
 from harness.collection.steps.training._curves import BATCHES, TrainingCurve, free
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.errors import UsageError
@@ -73,8 +72,8 @@ def _kept_batches(source: str, size: int, rank: int) -> list[list[torch.Tensor]]
     """They are made once, since a loader goes on with each call, and all rungs and seeds must have the same ones."""
     found = []
     for number in range(BATCHES):
-        seeded(_SEED + number + rank * _ranks.APART_BY)
-        found.append([one.detach().clone() for one in tensors_of(given(source, size).batch())])
+        made = next_batch(source, size, _SEED + number + rank * _ranks.APART_BY)
+        found.append([one.detach().clone() for one in tensors_of(made)])
     sizes = {tuple(tuple(one.shape) for one in batch) for batch in found}
     if len(sizes) > 1:
         raise UsageError(

@@ -54,13 +54,15 @@ def wrapped(model: torch.nn.Module, rung: LadderRung, device: torch.device, *, u
     return data_parallel(model, device, static_graph=is_static, find_unused_parameters=unused and not is_static)
 
 
-def average_before_steps(optimizer: torch.optim.Optimizer, weights: Sequence[torch.Tensor]) -> None:
-    """Let the host average gradients over ranks before each of the optimizer's steps.
+def average_after_backward(weights: Sequence[torch.Tensor]) -> None:
+    """Let the host average gradients over ranks at the end of each backward, as DistributedDataParallel does.
 
-    Raises UsageError if ranks begin with different weights, on every rank.
+    So a step that clips gradients clips their mean. Raises UsageError if ranks begin with different weights, on every
+    rank.
     """
     import torch
     from torch import distributed
+    from torch.autograd import Variable
 
     own = torch.stack([one.detach().sum(dtype=torch.float64) for one in weights]).sum().cpu()
     ends = torch.stack([own, -own])  # of which the largest are the largest sum and the smallest
@@ -70,7 +72,27 @@ def average_before_steps(optimizer: torch.optim.Optimizer, weights: Sequence[tor
             "model() gives other weights on each rank, though torch has the same seed",
             "let model() draw by torch alone, or load the same weights",
         )
-    optimizer.register_step_pre_hook(lambda *_: _average(weights))
+    waiting: list[torch.Tensor] = []  # weights with a new gradient, whose mean is still to come
+
+    def add(weight: torch.Tensor) -> None:
+        if not waiting:
+            Variable._execution_engine.queue_callback(average)
+        waiting.append(weight)
+
+    def average() -> None:
+        fresh = {id(one) for one in waiting}
+        waiting.clear()
+        # A weight that this rank's batch left out may have a gradient on others, as an expert has.
+        anywhere = torch.tensor([float(id(one) in fresh) for one in weights])
+        distributed.all_reduce(anywhere, distributed.ReduceOp.MAX)
+        found = [one for one, has in zip(weights, anywhere.tolist(), strict=True) if has]
+        for weight in found:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        _average(found)
+
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(add)
 
 
 def _average(weights: Sequence[torch.Tensor]) -> None:
@@ -98,21 +120,31 @@ def rehearse(trainer: StepTrainer, count: int) -> None:
     """
     import torch
 
-    optimizer, tensors = trainer.optimizer, [*trainer.model.parameters(), *trainer.model.buffers()]
+    tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     before = [one.detach().clone() for one in tensors]
     for _ in range(count):
         trainer.loss_of_step()
     with torch.no_grad():
         for one, first in zip(tensors, before, strict=True):
             one.copy_(first)
-        if trainer.rung.optimizer == "ours":
-            for weight, state in optimizer.state.items():
-                for name, value in state.items():
-                    if isinstance(value, torch.Tensor):
-                        value.copy_(weight if name == "master" else torch.zeros_like(value))
-        else:
-            optimizer.state.clear()
+        for optimizer in trainer.optimizers:
+            _forget_steps(optimizer)
     trainer.begin_drawing()
+
+
+def _forget_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer's state what it was before the first step."""
+    import torch
+
+    from harness.collection.nn import AdamW
+
+    if not isinstance(optimizer, AdamW):
+        optimizer.state.clear()
+        return
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(weight if name == "master" else torch.zeros_like(value))
 
 
 # ---- What ranks agree on.

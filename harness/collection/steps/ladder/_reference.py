@@ -13,12 +13,13 @@ computes in the reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
+from harness.collection.steps.ladder._optimizers import weights_of
 from harness.collection.steps.ladder._refused import refuse_no_number
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 BY_HOST = replace(FLOAT32, way="host")
 _YARDS = 4.0
 """How far off a gradient may be, over how far torch's own is, and over how far chance puts it."""
+_CHANCES = 3
+"""How often the reference's gradients are made anew where a step draws random numbers besides dropout's."""
+_CHANCE = 2.0
+"""How far off gradients that chance decides may be together, over how far chance puts them."""
 _FLOOR = {"float64": 2.0**-12, "float32": 2.0**-12, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The unit in the last place of a type; for float32 what sums over a batch and fast convolutions lose of it."""
 _DRAWS = 6
@@ -43,21 +48,28 @@ Gradients = Mapping[str, "torch.Tensor"]
 
 
 @lru_cache(maxsize=2)
-def reference_losses(setup: StepSetup) -> tuple[tuple[float, ...], float]:
-    """The reference's losses, and how far chance puts them apart."""
+def reference_losses(setup: StepSetup) -> Mapping[str, tuple[tuple[float, ...], float]]:
+    """The reference's losses, and how far chance puts them apart: the main one by the name '', others by theirs."""
     with reference_modes():
         wanted = _losses(setup, STEPS)
-        for number, loss in enumerate(wanted, 1):
+        for number, loss in enumerate(wanted[""], 1):
             refuse_no_number(loss, setup.source, number)
         others = _losses(replace(setup, chance=1), STEPS if _draws(setup) else 1)
-    return wanted, max(abs(one - other) for one, other in zip(wanted, others, strict=False))
+    return {name: (own, _apart(own, others.get(name, own))) for name, own in wanted.items()}
 
 
-def _losses(setup: StepSetup, count: int) -> tuple[float, ...]:
+def _apart(some: Iterable[float], others: Iterable[float]) -> float:
+    return max(abs(one - other) for one, other in zip(some, others, strict=False))
+
+
+def _losses(setup: StepSetup, count: int) -> Mapping[str, tuple[float, ...]]:
+    """The losses of the first steps by name; names that every step has."""
     import torch
 
     trainer = _reference_trainer(setup)
-    return tuple(torch.stack([trainer.loss_of_step().double() for _ in range(count)]).tolist())
+    every = [{"": trainer.loss_of_step(), **trainer.named} for _ in range(count)]
+    names = [name for name in every[0] if all(name in one for one in every)]
+    return {name: tuple(torch.stack([one[name].double() for one in every]).flatten().tolist()) for name in names}
 
 
 def _draws(setup: StepSetup) -> bool:
@@ -101,26 +113,41 @@ def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
     yards = _yardstick(calm, kind)
     least = TIMES * _FLOOR[kind] * math.sqrt(wanted.blocks)
     far = {}
-    for name in names - {*missing}:
+    for name in names - wanted.by_chance - {*missing}:
         allowed = min(MOST, max(least, _YARDS * (yards.get(name, 0.0) + wanted.spread[name])))
-        if not (off := _distance(found[name], wanted.gradients[name])) <= allowed:
+        if not (off := _distance(found, wanted.gradients, (name,))) <= allowed:
             far[name] = f"{name} by {off:.2%}, allowed are {allowed:.2%}"
     if far:
         parts = "; parts of a batch are for a loss that is a mean over items" if rung.parts > 1 else ""
         yield f"weights: the gradient of the first step is off: {_listed([far[name] for name in sorted(far)])}{parts}"
+    if wanted.by_chance <= found.keys():
+        yield from _of_chance(found, wanted)
+
+
+def _of_chance(found: Gradients, wanted: WantedGradients) -> Iterator[str]:
+    """A complaint about gradients that chance decides. Of one alone nothing can be said, of many together something."""
+    off, allowed = _distance(found, wanted.gradients, wanted.by_chance), max(MOST, _CHANCE * wanted.apart)
+    if not off <= allowed:
+        yield (
+            f"weights: the gradients of {len(wanted.by_chance)} weights, which depend on the step's random numbers, "
+            f"are off by {off:.2%} together, allowed are {allowed:.2%}: {_listed([*wanted.by_chance])}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class WantedGradients:
     """What the first step's gradients must be: by name, in the host's memory.
 
-    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each. blocks: of
-    the model, at least 1: errors of blocks add up like errors of random signs.
+    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each. by_chance:
+    the names of those that chance puts too far to be compared each, as the noise of a diffusion model does; apart: how
+    far it puts them together. blocks: of the model, at least 1: errors of blocks add up like errors of random signs.
     """
 
     gradients: Gradients
     names: frozenset[str]
     spread: Mapping[str, float]
+    by_chance: frozenset[str]
+    apart: float
     blocks: int
 
 
@@ -129,13 +156,16 @@ def _reference_gradients(calm: StepSetup) -> WantedGradients:
     with reference_modes():
         trainer = _reference_trainer(calm)
         found, _ = _made(trainer)
-        others = _made(_reference_trainer(replace(calm, chance=1)))[0] if _draws(calm) else found
+        chances = range(1, 1 + _CHANCES) if _draws(calm) else ()
+        off = [_squares(_made(_reference_trainer(replace(calm, chance=chance)))[0], found) for chance in chances]
     sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
     count = sum(one.numel() for one in found.values())
     typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
     names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
-    spread = {name: _distance(others[name], found[name]) for name in names}
-    return WantedGradients(found, names, spread, max(1, len(blocks_of(trainer.model))))
+    spread = {name: max((_share(one, (name,)) for one in off), default=0.0) for name in names}
+    by_chance = frozenset(name for name in names if _YARDS * spread[name] > MOST)
+    apart = max((_share(one, by_chance) for one in off), default=0.0)
+    return WantedGradients(found, names, spread, by_chance, apart, max(1, len(blocks_of(trainer.model))))
 
 
 @lru_cache(maxsize=8)
@@ -153,7 +183,7 @@ def _yardstick(calm: StepSetup, kind: str) -> Mapping[str, float]:
             _set_near(trainer.weights, weights, draw and _FLOOR[kind], draw)
             found, _ = _made(trainer)
             for name in wanted.names & found.keys():
-                far[name] = max(far.get(name, 0.0), _distance(found[name], wanted.gradients[name]))
+                far[name] = max(far.get(name, 0.0), _distance(found, wanted.gradients, (name,)))
     return far
 
 
@@ -190,33 +220,47 @@ def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
     import torch
 
     seen: dict[str, torch.Tensor] = {}
-    optimizer = trainer.optimizer
-    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    groups = [group for one in trainer.optimizers for group in one.param_groups]
+    held = {id(one) for group in groups for one in group["params"]}
     named = [(name, one) for name, one in trainer.model.named_parameters() if id(one) in held and one.requires_grad]
     before = {name: whole(one.detach()).clone() for name, one in named}
 
-    def see(*_: object) -> None:
-        # Torch's fused optimizers unscale gradients themselves.
-        scaled = trainer.scaler.is_enabled() and trainer.rung.optimizer == "fused"
-        scale = trainer.scaler.get_scale() if scaled else 1.0
-        seen.update({name: (whole(one.grad.detach()) / scale).cpu() for name, one in named if one.grad is not None})
+    def see(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        # A scaler, the file's own too, leaves the scale here for an optimizer that unscales gradients itself.
+        scale = 1.0 if (left := getattr(optimizer, "grad_scale", None)) is None else float(left)
+        own = {id(one) for one in weights_of(optimizer)}
+        mine = [(name, one) for name, one in named if id(one) in own and one.grad is not None]
+        seen.update({name: (whole(one.grad.detach()) / scale).cpu() for name, one in mine})
 
-    hook = optimizer.register_step_pre_hook(see)
+    hooks = [one.register_step_pre_hook(see) for one in trainer.optimizers]
     try:
         trainer.loss_of_step()
     finally:
-        hook.remove()
-    resting = {id(one) for group in optimizer.param_groups if not group.get("lr") for one in group["params"]}
+        for hook in hooks:
+            hook.remove()
+    resting = {id(one) for group in groups if not group.get("lr") for one in group["params"]}
     # Every rank puts together the parts of every weight.
     after = {name: whole(one.detach()) for name, one in named}
     moved = {name for name, one in named if id(one) in resting or not torch.equal(after[name], before[name])}
     return seen, frozenset(moved)
 
 
-def _distance(got: torch.Tensor, want: torch.Tensor) -> float:
-    """How far a gradient is from another one, over the length of that."""
-    wide = want.double()
-    return float((got.double() - wide).norm() / wide.norm())
+def _distance(got: Gradients, want: Gradients, names: Collection[str]) -> float:
+    """How far the gradients of these weights are from others, over the length of these; of weights that both have."""
+    return _share(_squares({name: got[name] for name in names if name in got}, want), names)
+
+
+def _squares(got: Gradients, want: Gradients) -> dict[str, tuple[float, float]]:
+    """By name: the square of the distance of two gradients, and of the length of the second one."""
+    both = {name: (one.double(), want[name].double()) for name, one in got.items() if name in want}
+    return {name: (float((one - other).norm()) ** 2, float(other.norm()) ** 2) for name, (one, other) in both.items()}
+
+
+def _share(squares: Mapping[str, tuple[float, float]], names: Collection[str]) -> float:
+    """The distance over the length, of these weights together."""
+    found = [squares[name] for name in names if name in squares]
+    distance, length = (math.sqrt(sum(column)) for column in zip(*found, strict=True)) if found else (0.0, 0.0)
+    return distance / length if length else 0.0
 
 
 def _listed(names: list[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
@@ -29,18 +30,62 @@ _KNOWN = {
 """What to do about errors of torch, by words of them."""
 
 
-def loss_of(found: Any, given: Given) -> torch.Tensor:
-    """What loss() or step() has given, if it is a tensor of one number. Raises UsageError for anything else."""
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What loss() or step() gives.
+
+    main: one number. named: numbers by name that have gradients, without the main one. is_dict: whether it was a dict.
+    """
+
+    main: torch.Tensor
+    named: Mapping[str, torch.Tensor]
+    is_dict: bool = True
+
+
+def losses_of(found: Any, given: Given) -> Losses:
+    """What loss() or step() has given: a tensor of one number, or such tensors by name.
+
+    Of several, the one named 'loss' is the main one; step() may leave it out, then it is their sum. Raises UsageError
+    for anything else.
+    """
     import torch
 
-    name = next((name for name in ("step", "loss") if name in given.names), "the model's loss")
-    what = f"{name}()" if name in given.names else name
+    if not isinstance(found, Mapping):
+        return Losses(_scalar(found, given), {}, is_dict=False)
+    what = _called(given)
+    every = {str(name): one for name, one in found.items() if isinstance(one, torch.Tensor) and one.numel() == 1}
+    # The others are figures such as an accuracy, which halves may change by a whole item.
+    named = {name: one for name, one in every.items() if one.requires_grad and name != "loss"}
+    if "loss" in every:
+        return Losses(every["loss"], named)
+    names = ", ".join(map(str, found)) or "nothing"
+    if "step" not in given.names:
+        advice = "add 'loss', the one whose backward trains, such as their sum; the others are compared by their names"
+        raise UsageError(f"{what} gives a dict without a tensor 'loss': it has {names}", advice)
+    if not every:
+        advice = "give tensors, as in loss.detach(), without item(): item() lets the host wait for the device"
+        raise UsageError(f"{what} gives a dict without a tensor of one number: it has {names}", advice)
+    return Losses(torch.stack([one.detach().sum() for one in (named or every).values()]).sum(), named)
+
+
+def _called(given: Given) -> str:
+    """The name of the function that gives the loss."""
+    name = next((name for name in ("step", "loss") if name in given.names), "")
+    return f"{name}()" if name else "the model's loss"
+
+
+def _scalar(found: Any, given: Given) -> torch.Tensor:
+    """A tensor of one number. Raises UsageError for anything else."""
+    import torch
+
+    what = _called(given)
     if not isinstance(found, torch.Tensor):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
         advice = {
             float: "give the tensor, as in loss.detach(), without item(): item() lets the host wait for the device",
-            tuple: "give the loss alone, the first of them or their sum",
-        }.get(type(found), "give the loss, a tensor of one number")
+            tuple: "give the loss alone, the first of them or their sum, or a dict of losses by name",
+            type(None): "give the loss, by which rungs are compared: end it by `return loss`",
+        }.get(type(found), "give the loss, a tensor of one number, or a dict of such tensors by name")
         raise UsageError(f"{what} gives {kind}, not a tensor", advice)
     if found.numel() != 1:
         raise UsageError(

@@ -21,13 +21,24 @@ _FUSED_PARTS = ("Adam", "AdamW")
 """Optimizers whose fused calls torch has for parts of weights (DTensor), too."""
 UNUSED = "ddp:unused"
 """The tag of a step in which some weights have no gradient."""
+OPTIMIZERS = "optimizers:several"
+"""The tag of a step with several optimizers."""
+OF_MODEL = "optimizers:of_model"
+"""The tag of a file whose optimizer() gets the model."""
+NAMED = "losses:named"
+"""The tag of a file that gives a dict of losses."""
+CALLED = "calls:"
+"""What the tag of a part of the model begins with that the step calls in place of the model."""
 _NO_AUTOCAST = "autocast:none"
 """The tag of a step that fails under autocast."""
 PARTS = 2
 """Parts of a batch whose gradients are added up by the rung that accumulates."""
 
 
-OF_RANKS = ("static_graph", "fsdp", "fsdp_keep", "fsdp_compile", "patched_fsdp", "patched_fsdp_compile")
+OF_RANKS = (
+    *("static_graph", "fsdp", "fsdp_keep", "fsdp_graph", "fsdp_compile", "fsdp_compile_graph"),
+    *("patched_fsdp", "patched_fsdp_graph", "patched_fsdp_compile", "patched_fsdp_compile_graph"),
+)
 """Rungs that are about several devices. On one device they are the rung that they go on from."""
 
 
@@ -143,6 +154,10 @@ def tags(sheet: StepSheet) -> tuple[str, ...]:
         f"optimizer:{_has(sheet) or _GIVEN}",
         *([f"parts:{_has_for_parts(sheet) or _GIVEN}"] if sheet.world > 1 else []),
         *([UNUSED] if sheet.world > 1 and sheet.unused else []),
+        *([OPTIMIZERS] if sheet.several else []),
+        *([OF_MODEL] if sheet.takes_model else []),
+        *([NAMED] if sheet.named else []),
+        *(f"{CALLED}{name}" for name in sheet.called if "" not in sheet.called),
         *([_NO_AUTOCAST] if sheet.autocast else []),
     )
 
@@ -165,8 +180,8 @@ def of_tags(told: Collection[str], names: Collection[str]) -> tuple[LadderRung, 
 
 
 def has_ours(sheet: StepSheet) -> bool:
-    """Whether our AdamW and our scaler can stand for the step's."""
-    return not sheet.adamw and not sheet.has_step
+    """Whether our AdamW can stand for one of the step's optimizers, and our scaler for its scaler."""
+    return not sheet.adamw
 
 
 def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, ...]:
@@ -207,7 +222,7 @@ def _rungs(
     changes: dict[str, Any] = {"role": "ours", "patched": True, **({"optimizer": "ours"} if ours else {})}
     patched = on(base, "patched", "our kernels by harness.nn.patch", **changes)
     yield patched
-    patched_graph = on(patched, "patched_graph", "patched as a CUDA graph of the step", graph=True)
+    patched_graph = _graph(patched)
     yield patched_graph
     yield on(patched_graph, "patched_streams", f"patched_graph {second}", streams=True)
     yield from _compiled(patched, "patched_compile", "patched with torch.compile around our operators")
@@ -225,20 +240,32 @@ def _of_ranks(base: LadderRung, rows: LadderRung, of_parts: str, ours: Mapping[s
     fsdp = on(rows, "fsdp", "beside: FSDP2, each device has a part of the weights", way="fsdp", optimizer=of_parts)
     yield fsdp
     yield on(fsdp, "fsdp_keep", "fsdp that gathers the weights of a block once a step", way="fsdp_keep")
-    yield on(fsdp, "fsdp_compile", "fsdp with torch.compile of each block", compiled=DEFAULT)
+    yield from _in_parts(fsdp)
     patched = on(fsdp, "patched_fsdp", "fsdp with our kernels", **ours)
     yield patched
-    yield on(patched, "patched_fsdp_compile", "patched_fsdp with torch.compile of each block", compiled=DEFAULT)
+    yield from _in_parts(patched)
+
+
+def _in_parts(base: LadderRung) -> Iterator[LadderRung]:
+    """What goes on from a rung of FSDP2: a graph, and torch.compile of blocks, also as a graph."""
+    yield _graph(base)
+    compiled = on(base, f"{base.name}_compile", f"{base.name} with torch.compile of each block", compiled=DEFAULT)
+    yield compiled
+    yield _graph(compiled)
+
+
+def _graph(base: LadderRung) -> LadderRung:
+    return on(base, f"{base.name}_graph", f"{base.name} as a CUDA graph of the step", graph=True)
 
 
 def _compiled(base: LadderRung, name: str, summary: str) -> Iterator[LadderRung]:
     """What goes on from a rung by torch.compile, in both modes, each also as a graph."""
     compiled = on(base, name, summary, compiled=DEFAULT)
     yield compiled
-    yield on(compiled, f"{name}_graph", f"{name} as a CUDA graph of the step", graph=True)
+    yield _graph(compiled)
     tuned = on(compiled, f"{name}_autotune", f"{name} in mode {AUTOTUNE}", compiled=AUTOTUNE)
     yield tuned
-    yield on(tuned, f"{name}_autotune_graph", f"{name}_autotune as a CUDA graph of the step", graph=True)
+    yield _graph(tuned)
 
 
 def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> str:
@@ -256,6 +283,10 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         "DistributedDataParallel sums gradients before a second stream has them": rung.streams and world > 1,
         "harness.nn.patch finds nothing to swap in the model": rung.patched and not sheet.has_swaps,
         "the model has no linear layer": rung.streams and not sheet.linear,
+        "the file's own step doesn't wait for a second stream": rung.streams and sheet.has_step,
+        "the step calls no module that could be compiled": rung.compiled and not sheet.called,
+        f"a CUDA graph would repeat what the host decides anew in each step: {sheet.by_host}; a tensor on the device, "
+        "which the step changes in place, is followed": rung.graph and sheet.by_host,
         "the file's own step takes the batch as a whole": rung.parts > 1 and sheet.has_step,
         "batch norm has other statistics in a part of a batch": rung.parts > 1 and sheet.batch_norm,
         f"a batch of {sheet.size} can't be cut into {rung.parts} parts": sheet.size % rung.parts,

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.steps.ladder import _ranks, _reference, _rungs
-from harness.collection.steps.ladder._given import arguments
+from harness.collection.steps.ladder import _optimizers, _ranks, _reference, _rungs
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
-from harness.collection.steps.ladder._refused import loss_of
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
-from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, of_rank, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, tensors_of
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
@@ -98,12 +96,26 @@ def setup_of(ctx: Context, sheet: StepSheet) -> StepSetup:
     return of_rank(StepSetup(sheet.source, sheet.size, seed, ctx.device, ctx.case.dtype), sheet, rank, world)
 
 
+@dataclass(slots=True)
+class NamedSteps(TimedSteps):
+    """A rung's steps, which keep the first losses that have names, too: a list of tensors for each name."""
+
+    named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+    def __call__(self, written: torch.Tensor) -> None:
+        """Make a step. written: as in TimedSteps."""
+        TimedSteps.__call__(self, written)
+        if self.made <= STEPS:
+            for name, loss in self.trainer.named.items():  # type: ignore[attr-defined] # it is a StepTrainer
+                self.named.setdefault(name, []).append(loss.clone())  # a replay writes the same tensor each time
+
+
 def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...], before: int) -> Launch:
     import torch
 
     graph = trainer.rung.graph
     losses = torch.zeros(STEPS, device=ctx.device)
-    steps = TimedSteps(trainer, losses, complaints, trainer.loss_of_step)  # type: ignore[arg-type] # it has a trainer's
+    steps = NamedSteps(trainer, losses, complaints, trainer.loss_of_step)  # type: ignore[arg-type] # it has a trainer's
 
     def first_steps() -> None:
         if graph:
@@ -177,11 +189,12 @@ def reason(rung: LadderRung, world: int = 1) -> str:
     told = {
         "the step itself fails, as the file has it": (rung == FLOAT32 and world == 1) or rung == _reference.BY_HOST,
         "the step fails in DistributedDataParallel": rung == FLOAT32,
-        "the model can't be trained in parts, by FSDP2": rung.is_sharded and world > 1,
+        "the model can't be trained in parts, by FSDP2": rung.is_sharded and world > 1 and not rung.graph,
         f"{rung.base} can't be captured as a CUDA graph": rung.graph,
         "torch.compile can't compile the model": rung.compiled,
         "the model fails with our kernels": rung.patched,
         f"the backend {rung.attention} can't do the model's attention": rung.attention,
+        f"the batch can't be trained in {rung.parts} parts": rung.parts > 1,
         "the model's linear layers can't be given a second stream": rung.streams,
         "the model fails under autocast": rung.half,
     }
@@ -205,16 +218,26 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     # Before any other complaint, since all ranks wait for each other here.
     yield from _ranks.apart(ctx, t.steps.trainer.model, f"{STEPS} steps")
     yield from t.steps.complaints
-    wanted, spread = reference_losses(t.steps.trainer.setup)
-    got, fall = t.losses.tolist(), wanted[0] - min(wanted)
+    for name, (wanted, spread) in reference_losses(t.steps.trainer.setup).items():
+        got = t.steps.named.get(name, []) if name else t.losses.unbind()
+        if len(got) != len(wanted):
+            yield f"losses: {len(got)} of the first {STEPS} steps have a loss {name!r}, which all of the reference have"
+            continue
+        yield from _of_losses(ctx, name, [float(one) for one in got], wanted, spread)
+
+
+def _of_losses(ctx: Context, name: str, got: Sequence[float], wanted: Sequence[float], spread: float) -> Iterator[str]:
+    """Complaints about the first losses of one name; the main ones have none."""
+    fall = wanted[0] - min(wanted)
     allowed = ALLOWED * max(fall, 0.0) + SPREADS * spread + _SHARE * abs(wanted[0])
     off = [abs(one - want) for one, want in zip(got, wanted, strict=True)]
-    if fall > SMALLEST_FALL * abs(wanted[0]) and all(map(math.isfinite, off)):
+    if not name and fall > SMALLEST_FALL * abs(wanted[0]) and all(map(math.isfinite, off)):
         ctx.report(_facts.OFF, max(off) / fall)
+    what = f"the loss {name!r}" if name else "the loss"
     for number, distance in enumerate(off):
         if not distance <= allowed:
             yield (
-                f"losses: the loss of step {number + 1} is {got[number]:.4f}, the reference's is {wanted[number]:.4f}; "
+                f"losses: {what} of step {number + 1} is {got[number]:.4f}, the reference's is {wanted[number]:.4f}; "
                 f"{allowed:.4f} is allowed, by what the reference's losses fall and vary"
             )
 
@@ -238,11 +261,13 @@ def _of_timed_step(t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     for places, own in enumerate(_to_change(trainer), 1):
         own.data.copy_(own.roll(places, 0) if own.shape[0] > 1 else own.flip(-1))
     before = {name: one.clone() for name, one in _state(trainer).items()}
+    own_step = trainer.setup.given.step is not None
+    momenta = [_optimizers.state_of(one, whole) for one in trainer.optimizers] if own_step else []
     scale = trainer.scaler.get_scale()
     call()
     has_batch_norm = any("running_mean" in name for name in before)
     share = OFF_WITH_BATCH_NORM if has_batch_norm else OFF
-    yield from loss_complaints(float(t.steps.last), lambda draws: _losses_of(trainer, before, draws), share)
+    yield from loss_complaints(float(t.steps.last), lambda draws: _losses_of(trainer, before, momenta, draws), share)
     skipped = trainer.scaler.get_scale() < scale
     weights = [name for name, one in trainer.model.named_parameters() if one.requires_grad]
     after = _state(trainer)
@@ -265,37 +290,28 @@ def _state(trainer: StepTrainer) -> dict[str, torch.Tensor]:
     return {name: whole(one.detach()) for name, one in every.items()}
 
 
-def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor], draws: int) -> torch.Tensor:
-    """So many losses of the reference's model with this state for the trainer's batch, as chance has it."""
+def _losses_of(
+    trainer: StepTrainer, state: Mapping[str, torch.Tensor], momenta: Sequence[Mapping[str, Any]], draws: int
+) -> torch.Tensor:
+    """So many losses of the reference's model with this state for the trainer's batch, as chance has it.
+
+    momenta: of a file with a step of its own the states of its optimizers. Such a step is made, since a loss may come
+    after an update, as that of a GAN's generator comes after the discriminator's.
+    """
     import torch
 
-    setup = replace(trainer.setup, wide=can_be_wide(trainer.setup))
-    model, batch = model_of(setup), batch_of(setup)
-    for own, now in zip(tensors_of(batch), tensors_of(trainer.batch), strict=True):
+    alone = replace(trainer.setup, world=1)
+    one = StepTrainer(FLOAT32, replace(alone, wide=can_be_wide(trainer.setup)))
+    for own, now in zip(tensors_of(one.batch), tensors_of(trainer.batch), strict=True):
         own.data.copy_(now)
-    torch.manual_seed(setup.seed + draws)
+    torch.manual_seed(one.setup.seed + draws)
     found = []
     with reference_modes():
         for _ in range(draws):
             with torch.no_grad():
-                for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-                    one.copy_(state[name])
-            positional, named = arguments(batch)
-            found.append(_loss(trainer, model, positional, named).double())
+                for name, own in {**dict(one.model.named_parameters()), **dict(one.model.named_buffers())}.items():
+                    own.copy_(state[name])
+            for optimizer, kept in zip(one.optimizers, momenta, strict=False):
+                _optimizers.go_on(optimizer, kept)
+            found.append(one.loss_of_batch().double())
     return torch.stack(found)
-
-
-def _loss(trainer: StepTrainer, model: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
-    """The loss of a model; of a file with a step of its own the loss of such a step, by an optimizer with no rate."""
-    import torch
-
-    given = trainer.setup.given
-    if given.step is not None:
-        found = given.step(model, torch.optim.SGD(model.parameters(), lr=0.0), *positional, **named)
-        return loss_of(found, given).detach()
-    try:
-        with torch.no_grad():  # which takes less memory
-            found = given.loss(model, *positional, **named)
-    except RuntimeError:  # of a loss that has gradients in it, such as with respect to the input
-        found = given.loss(model, *positional, **named)
-    return loss_of(found, given).detach()

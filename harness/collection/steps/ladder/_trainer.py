@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.steps.ladder import _ranks
+from harness.collection.steps.ladder import _optimizers, _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given
-from harness.collection.steps.ladder._refused import loss_of, module_of
+from harness.collection.steps.ladder._refused import losses_of, module_of
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
-from harness.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +35,7 @@ class StepSetup:
     calm: whether dropout drops nothing. wide: whether all is in float64.
 
     rank, world: this rank, and how many there are: each has a batch and random numbers of its own. unused: whether some
-    weights have no gradient in a step.
+    weights have no gradient in a step. called: the names of the modules that the step calls; '' is the model.
     """
 
     source: str
@@ -51,6 +49,7 @@ class StepSetup:
     rank: int = 0
     world: int = 1
     unused: bool = False
+    called: tuple[str, ...] = ("",)
 
     @property
     def given(self) -> Given:
@@ -65,18 +64,27 @@ class StepSetup:
 
 def of_rank(setup: StepSetup, sheet: StepSheet, rank: int, world: int) -> StepSetup:
     """The setup of one of so many ranks."""
-    return replace(setup, rank=rank, world=world, unused=world > 1 and sheet.unused > 0)
+    return replace(setup, rank=rank, world=world, unused=world > 1 and sheet.unused > 0, called=sheet.called)
 
 
 class StepTrainer:
-    """Makes steps as a rung says. `loss_of_step` makes one, and gives its loss."""
+    """Makes steps as a rung says. `loss_of_step` makes one, and gives its loss.
+
+    named: losses of the last step that have names. gives_dict: whether the file gives losses in a dict. The file's
+    global variables are the trainer's own, whatever other trainings leave in them.
+    """
 
     def __init__(self, rung: LadderRung, setup: StepSetup) -> None:
-        """Make model, batch and optimizer. Torch's seed is set."""
+        """Make batch, model and optimizers. Torch's seed is set."""
         import torch
 
         self.rung, self.setup = rung, setup
-        self.model, self.batch = model_of(setup), batch_of(setup)
+        self.named: Mapping[str, torch.Tensor] = {}
+        self.gives_dict = False
+        self.batch = batch_of(setup)
+        self._variables = setup.given.state.fresh()
+        setup.given.state.enter(self._variables)
+        self.model = model_of(setup)
         if rung.channels_last:
             self.model.to(memory_format=torch.channels_last)
             self.batch = _mapped(self.batch, _channels_last)
@@ -87,9 +95,10 @@ class StepTrainer:
         if self.is_sharded:
             self._shard()
         self.weights = [one for one in self.model.parameters() if one.requires_grad]
-        self.optimizer = self._optimizer()
+        plain = _optimizers.made(setup.given, self.model, setup.source)
+        self.optimizer = _optimizers.mapped(plain, partial(_optimizers.as_asked, rung=rung))
         if several and rung.way == "host":
-            _ranks.average_before_steps(self.optimizer, self.weights)
+            _ranks.average_after_backward(self.weights)
         scaled = half == "float16" and setup.given.step is None
         self.scaler: Any = torch.amp.GradScaler(
             setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled
@@ -111,20 +120,26 @@ class StepTrainer:
             self.called = _ranks.wrapped(self.model, rung, setup.device, unused=setup.unused)
         self._wrapped = self.called
         if rung.compiled and not self.is_sharded:
-            torch.compiler.reset()
-            self.called = torch.compile(self.called, dynamic=False, mode=rung.compiled)
+            self._compile()
         self.begin_drawing()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All optimizers of the step."""
+        return _optimizers.every(self.optimizer)
 
     def begin_drawing(self) -> None:
         """Begin with the random numbers of dropout, whatever numbers were drawn before."""
         seeded(self.setup.drawn)
 
     def loss_of_step(self) -> torch.Tensor:
-        """Forward, backward and the optimizer's step."""
+        """Forward, backward and the optimizers' steps."""
+        self.setup.given.state.enter(self._variables)
         if self.setup.given.step is not None:
             return self._own_step()
         loss = self._backward()
-        self.scaler.step(self.optimizer)
+        for one in self.optimizers:
+            self.scaler.step(one)
         self.scaler.update()
         return loss
 
@@ -132,30 +147,53 @@ class StepTrainer:
         """The step as a CUDA graph; steps must have been made before."""
         return captured(self.loss_of_step, ranks=self.setup.world)
 
+    def loss_of_batch(self) -> torch.Tensor:
+        """The loss of the batch; of a file with a step of its own after such a step."""
+        import torch
+
+        given = self.setup.given
+        if given.step is not None:
+            return self.loss_of_step()
+        given.state.enter(self._variables)
+        positional, named = arguments(self.batch)
+        try:
+            with torch.no_grad():  # which takes less memory
+                found = given.loss(self.called, *positional, **named)
+        except RuntimeError:  # of a loss that has gradients in it, such as with respect to the input
+            found = given.loss(self.called, *positional, **named)
+        return losses_of(found, given).main.detach()
+
     def _own_step(self) -> torch.Tensor:
         """The file's own step."""
         positional, named = arguments(self.batch)
         with self._modes():
             assert self.setup.given.step is not None
-            loss = self.setup.given.step(self.called, self.optimizer, *positional, **named)
-        return loss_of(loss, self.setup.given).detach()
+            found = self.setup.given.step(self.called, self.optimizer, *positional, **named)
+        losses = losses_of(found, self.setup.given)
+        self.gives_dict = losses.is_dict
+        self.named = {name: one.detach() for name, one in losses.named.items()}
+        return losses.main.detach()
 
     def _backward(self) -> torch.Tensor:
         """New gradients of the scaled loss. Gives the loss."""
         for weight in self.weights:
             weight.grad = None
-        losses = []
+        parts: list[dict[str, torch.Tensor]] = []
         for number, part in enumerate(_parts(self.batch, self.rung.parts), 1):
             positional, named = arguments(part)
             with _ranks.adding_up(self._wrapped, last=number == self.rung.parts):
                 with self._modes():
-                    loss = loss_of(self.setup.given.loss(self.called, *positional, **named), self.setup.given)
-                    loss = loss / self.rung.parts
+                    found = losses_of(self.setup.given.loss(self.called, *positional, **named), self.setup.given)
+                    loss = found.main / self.rung.parts
                 self.scaler.scale(loss).backward()
-            losses.append(loss.detach())
+            self.gives_dict = found.is_dict
+            parts.append({"": loss.detach(), **{n: one.detach() / self.rung.parts for n, one in found.named.items()}})
         if self.second_stream:
             self.second_stream.join()
-        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
+        sums = {name: sum((part[name] for part in parts[1:]), one) for name, one in parts[0].items()}
+        main = sums.pop("")
+        self.named = sums
+        return main
 
     def _modes(self) -> ExitStack:
         """Autocast, and the backend of attention."""
@@ -163,30 +201,26 @@ class StepTrainer:
 
         modes = ExitStack()
         if self.half is not None:
-            modes.enter_context(torch.autocast(self.setup.device.type, self.half))
+            # Weights in halves that autocast keeps would be those from before an update in the same step.
+            keeps = self.setup.given.step is None
+            modes.enter_context(torch.autocast(self.setup.device.type, self.half, cache_enabled=keeps))
         if self.rung.attention:
             from torch.nn.attention import SDPBackend, sdpa_kernel
 
             modes.enter_context(sdpa_kernel(getattr(SDPBackend, self.rung.attention)))
         return modes
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """The file's optimizer, with torch's calls that the rung asks for. Raises UsageError for another thing."""
+    def _compile(self) -> None:
+        """Let torch.compile compile the model, or the parts of it that the step calls."""
         import torch
 
-        plain = self.setup.given.optimizer(self.model.parameters())
-        if not isinstance(plain, torch.optim.Optimizer):
-            raise UsageError(
-                f"{self.setup.source}: optimizer() gives a {type(plain).__name__}, not an optimizer of torch",
-                "give one of all weights; before a step that isn't to change a part of the model, step() sets the grad "
-                "of that part's weights to None",
-            )
-        options: dict[str, Any] = {}
-        if self.rung.optimizer in ("fused", "foreach"):
-            options = {"fused": self.rung.optimizer == "fused", "foreach": self.rung.optimizer == "foreach"}
-        if self.rung.graph and has_option(plain, "capturable") and self.rung.optimizer != "ours":
-            options["capturable"] = True
-        return rebuilt(plain, **options)
+        torch.compiler.reset()
+        options: dict[str, Any] = {"dynamic": False, "mode": self.rung.compiled}
+        if "" in self.setup.called:
+            self.called = torch.compile(self.called, **options)
+            return
+        for name in self.setup.called:
+            self.model.get_submodule(name).compile(**options)
 
     def _shard(self) -> None:
         """Put our kernels into the model, and compile its blocks, where the rung has it so; then cut weights."""
@@ -217,24 +251,10 @@ class StepTrainer:
         nn.manual_seed(self.setup.drawn)
         model = torch.nn.Module() if self.is_sharded else self.model  # which has them already if it is in parts
         if self.rung.optimizer == "ours":
-            done = patch(model, self.optimizer, self.scaler)
+            done = patch(model, self.optimizer, self.scaler)  # of several optimizers each that ours can stand for
             self.optimizer, self.scaler = done.optimizer, done.scaler
         else:
             patch(model)
-
-
-def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Whether the class of an optimizer has an option of this name."""
-    return name in inspect.signature(type(optimizer).__init__).parameters
-
-
-def rebuilt(optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer of the same class and groups with other options; the given one if there are none."""
-    options = {name: value for name, value in options.items() if has_option(optimizer, name)}
-    if not options:
-        return optimizer
-    groups = [{**group, **options} for group in optimizer.param_groups]
-    return type(optimizer)(groups, lr=groups[0]["lr"], **options)
 
 
 def model_of(setup: StepSetup) -> torch.nn.Module:
@@ -259,14 +279,22 @@ def batch_of(setup: StepSetup) -> Any:
     return _mapped(_kept_batch(setup.source, setup.size, setup.seed + setup.rank * _ranks.APART_BY), placed)
 
 
+def next_batch(source: str, size: int, seed: int) -> Any:
+    """What batch() gives after this seed, with the global variables that its last call left."""
+    one = given(source, size)
+    one.state.enter(one.state.shared)
+    seeded(seed)
+    return one.batch()
+
+
 @lru_cache(maxsize=2)
 def _kept_batch(source: str, size: int, seed: int) -> Any:
     """What batch() gives after this seed, in the host's memory.
 
     It is called once, since a loader goes on with each call: a rung and its reference must have the same batch.
     """
-    seeded(seed)
-    return _mapped(given(source, size).batch(), lambda one: one.detach().cpu().requires_grad_(one.requires_grad))
+    made = next_batch(source, size, seed)
+    return _mapped(made, lambda one: one.detach().cpu().requires_grad_(one.requires_grad))
 
 
 def seeded(seed: int) -> None:

@@ -36,7 +36,7 @@ def answered(name: str) -> dict[str, Any]:
 def op_of(name: str, world: int = 1) -> Op:
     """The op of a step. world: the most devices that it is measured on."""
     known = answered(name)
-    return ladder.op(**{**known, "gives": tuple(known["gives"]), "world": world})
+    return ladder.op(**{**known, "world": world})
 
 
 @pytest.fixture(autouse=True)

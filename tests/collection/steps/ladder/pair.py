@@ -130,10 +130,12 @@ def communication() -> None:
 
 def rehearsed() -> None:
     """Steps before a capture leave no trace, and ranks that begin with different weights are refused."""
-    for step, name in (("convolutions", "float32"), ("attention", "fused_optimizer"), ("attention", "patched")):
+    tried = [("convolutions", "float32"), *(("attention", name) for name in ("fused_optimizer", "patched"))]
+    for step, name in (*tried, ("attention", "fsdp_graph"), ("attention", "patched_fsdp_graph")):
         found = []
         for count in (0, 2):
-            trainer = StepTrainer(replace(RUNGS[name], half="", tf32=False), setup_of(step, calm=name == "patched"))
+            rung = replace(RUNGS[name], half="", tf32=False, graph=False)  # a CPU has none
+            trainer = StepTrainer(rung, setup_of(step, calm=rung.patched))
             _ranks.rehearse(trainer, count)
             found.append(trained(trainer))
         for got, want in zip(*found, strict=True):

@@ -11,6 +11,7 @@ import pytest
 
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _rungs, _steps
+from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.errors import UsageError
 from harness.model import Case, Job, Timing
@@ -99,8 +100,22 @@ def test_rungs_about_several_ranks_are_there_where_several_were_asked_for():
     parts = {rung.name: (rung.channels_last, rung.optimizer) for rung in two if rung.is_sharded}
     assert parts == {
         **dict.fromkeys(("fsdp", "fsdp_keep", "fsdp_compile"), (False, "foreach")),
+        **dict.fromkeys(("fsdp_graph", "fsdp_compile_graph"), (False, "foreach")),
         **dict.fromkeys(("patched_fsdp", "patched_fsdp_compile"), (False, "ours")),
+        **dict.fromkeys(("patched_fsdp_graph", "patched_fsdp_compile_graph"), (False, "ours")),
     }
+    assert {rung.name for rung in two if rung.is_sharded and rung.graph} == {name for name in parts if "graph" in name}
+
+
+def test_a_graph_of_parts_is_in_its_own_words_and_its_code_has_a_stream():
+    (rung,) = (one for one in _rungs.rungs(of_parts="fused") if one.name == "fsdp_graph")
+    assert _steps.reason(rung, 2) == "fsdp can't be captured as a CUDA graph, on 2 devices"
+    text = ladder.code(rung, "bfloat16", "step.py", ("model", "batch", "loss"), 8, Ranks(2))
+    compile(text, "faster.py", "exec")
+    order = ["fully_shard(model", "side = torch.cuda.Stream()", "with torch.cuda.stream(side):", "graph = torch.cuda"]
+    assert [text.index(line) for line in order] == sorted(text.index(line) for line in order)
+    assert 'torch.cuda.graph(graph, capture_error_mode="thread_local")' in text
+    assert "'capturable': True" in text
 
 
 def test_the_work_of_two_ranks_is_of_all_items_and_of_the_gradients_that_each_sends():

@@ -32,7 +32,8 @@ REFUSED = {
     ("batch", "(torch.ones(2, 4), Pair(1))"): "batch() gives a Pair, in which the harness finds no tensors",
     ("batch", "3"): "batch() gives no tensor with a first dimension",
     ("model", "nn.LazyLinear(4)"): "model() gives 2 parameters without a size, of lazy modules",
-    ("optimizer", "(torch.optim.SGD(parameters),)"): "optimizer() gives a tuple, not an optimizer of torch",
+    ("optimizer", "(torch.optim.SGD(parameters), 3)"): "optimizer() gives a int in a tuple, not an optimizer of torch",
+    ("optimizer", "()"): "optimizer() gives a tuple, not an optimizer of torch",
 }
 
 
@@ -55,15 +56,3 @@ def test_what_cant_be_measured_is_refused(tmp_path, place, told):
 )
 def test_a_batch_may_be_a_dict_or_a_list(tmp_path, batch):
     assert surveyed(tmp_path, batch=batch)["size"] == 2
-
-
-def test_our_optimizer_isnt_told_of_where_the_file_makes_the_step_itself(tmp_path):
-    """No rung has it there."""
-    file = tmp_path / "step_of_its_own.py"
-    step = (
-        "def step(model, optimizer, x): loss = model(x).square().mean(); loss.backward(); optimizer.step(); return loss"
-    )
-    lines = FILE.format(**USUAL).splitlines()
-    file.write_text("\n".join([*(line for line in lines if not line.startswith("def loss")), step]))
-    found = ladder.survey({"source": str(file), "device": "cpu", "size": 2, "prefix": "ladder_", "world": 1})
-    assert found["patched"].startswith("swapped: 0,")

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from harness import units
 from harness.collection.steps.ladder import _rungs
-from harness.collection.steps.ladder._code import code
+from harness.collection.steps.ladder._code import FileForm, code
 from harness.collection.steps.ladder._code_ranks import PROGRAM, Ranks
 from harness.collection.steps.training import report as training
 from harness.collection.steps.training.report import hidden, losses
@@ -87,9 +87,8 @@ def program(lines: Sequence[Line], best: Line) -> str:
     scenario = best.scenario
     timed = [line.case.variant for line in lines if line.result.time]
     rung = next((one for one in _rungs.of_tags(scenario.tags, timed) if one.name == best.case.variant), None)
-    gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
-    ranks = _ranks(best)
-    return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"], ranks) if rung else ""
+    form, ranks = FileForm.of_tags(scenario.tags), _ranks(best)
+    return code(rung, best.case.dtype, scenario.source, form, best.case.symbols["B"], ranks) if rung else ""
 
 
 def _ranks(best: Line) -> Ranks:

@@ -12,8 +12,8 @@ from harness.ops.catalogue import LOADED
 from harness.report import overview
 from harness.report.frame import Line
 from harness.report.summary import Standing, Summary, summarise
-from harness.report.text import plural
 from harness.report.tree import Block, Details, Items, Note, Section, Table, text_column
+from harness.units import plural
 
 TITLE, EACH, FASTEST, VARIANTS = "Summary", "Each op", "Fastest variants", "Variants and rows"
 _MOST_BEHIND = 8

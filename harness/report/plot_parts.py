@@ -67,11 +67,6 @@ def ceiling_look(plot: Plot) -> dict[str, Any]:
     return CEILING | {"label": METRICS[plot.metric.limit].title}
 
 
-def words(status: str) -> str:
-    """A status as words."""
-    return status.replace("_", " ")
-
-
 def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *, across: bool = False) -> None:
     """Draw the 95% interval of each row, where it is wider than a mark. The axes must have their limits.
 

@@ -46,6 +46,11 @@ Cell = float | str | Quantities | Range | Bounds
 """A value in SI units of the column's unit, or text; an empty text for nothing."""
 
 
+def or_nothing(value: float | None) -> Cell:
+    """A value as a cell, which is empty if the value isn't known."""
+    return "" if value is None else value
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.

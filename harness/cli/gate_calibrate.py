@@ -6,29 +6,22 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from harness.cli import options
+from harness.cli.group import alone
 
 if TYPE_CHECKING:
     from harness.gate import CaseNoise
     from harness.gate.records import GateRun
 
+app = alone()
 EXAMPLES = "\b\nExamples:\n  harness gate calibrate\n  harness gate calibrate ci --blocks 10 --noise noise.json"
 
 
-def as_command() -> Any:
-    """The command as click runs it."""
-    app = typer.Typer(
-        rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
-    )
-    app.command("calibrate", cls=TyperCommand, epilog=EXAMPLES)(command)
-    return typer.main.get_command(app)
-
-
+@app.command("calibrate", epilog=EXAMPLES)
 def command(
     scenarios: Annotated[
         list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate. Default: ci.")

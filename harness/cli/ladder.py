@@ -7,13 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from harness import paths
 from harness.cli import resuming, values
 from harness.cli import run as running
 from harness.cli.group import alone
@@ -128,7 +128,7 @@ def command(
     worlds = _worlds(world, kind, dry_run=dry_run)
     recorded = _recorded(ranks, worlds, profile=profile)
     found = ladder.laddered(source, kind, batch or _BATCH, worlds)
-    folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    folder = output or paths.new_report(f"{found.name}-{kind}")
     selection = Selection(
         device=kind,
         only=tuple(only or ()),

@@ -43,9 +43,8 @@ EXAMPLES = (
     "  3 not enough evidence to decide\n"
     "  4 the machine can't give valid numbers, or the runs can't be compared"
 )
-
-
-_COMMANDS = ("calibrate", "ci", "merge")
+COMMANDS = ("calibrate", "ci", "merge")
+"""The commands of two words, such as `gate ci`."""
 
 
 class GateCommand(TyperCommand):
@@ -53,7 +52,7 @@ class GateCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of `gate`, or of the command that the first argument names, whose `obj` is `gate`."""
-        if args and args[0] in _COMMANDS:
+        if args and args[0] in COMMANDS:
             command = typer.main.get_command(import_module(f"harness.cli.gate_{args[0]}").app)
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, obj=self, **extra)
         return super().make_context(info_name, args, parent, **extra)

@@ -158,7 +158,7 @@ def _worst(row: Sequence[Difference]) -> Kind:
 
 def _outcome(found: Sequence[Difference]) -> str:
     verdicts = Counter(d.verdict for d in found)
-    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
+    counts = [f"{verdicts[name]} {name.replace('~', 'within noise (~)')}" for name in _VERDICTS if verdicts[name]]
     return ", ".join(counts) or "no case in either run"
 
 

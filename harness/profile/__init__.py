@@ -22,7 +22,7 @@ from harness.model import Attachment
 CALLS = 4
 """Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
 CALLS_OF_RANKS = 12
-"""The same of a case of several devices: how ranks wait for each other is told by the calls' spread."""
+"""Calls of a case of several devices that a profiler sees: their spread tells how ranks wait for each other."""
 RunCase = Callable[[int], None]
 """Runs the case of a number, counted from 1."""
 Running = Callable[..., AbstractContextManager[RunCase]]

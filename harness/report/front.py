@@ -40,7 +40,7 @@ def blocks(run: Run) -> Iterator[Block]:
 
 
 def headline(run: Run) -> Iterator[Block]:
-    """The same for a console: the sentences, and who is behind."""
+    """The summary of a run for a console: the sentences, and the comparisons in which ours is behind."""
     found = summarise(run)
     if found.whole.compared:
         yield from map(Note, overview.headline(found))

@@ -116,6 +116,12 @@ class Note:
     about: str = ""
     advice: str = ""
 
+    @property
+    def line(self) -> str:
+        """All of the note in one line of plain text."""
+        told = ": ".join(filter(None, [" ".join(filter(None, [self.label, self.about])), self.text]))
+        return " ".join((f"{told}; {self.advice}" if self.advice else told).split())
+
 
 @dataclass(frozen=True, slots=True)
 class Prose:

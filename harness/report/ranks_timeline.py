@@ -139,8 +139,8 @@ def _collectives(found: RanksProfile) -> Iterator[Block]:
     )
     yield from _arrivals(found)
     clock = (
-        f"ahead of rank {skew.ranks[0].rank}'s, by the ends of the same collectives, which end at about the same moment "
-        "on all ranks: the median over all collectives; '+-' is half of its 95% interval"
+        f"ahead of rank {skew.ranks[0].rank}'s, by the ends of collectives, which end at about the same moment on all "
+        "ranks: the median over all collectives; '+-' is half of its 95% interval"
     )
     yield Terms(
         (

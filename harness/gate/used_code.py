@@ -22,7 +22,7 @@ from harness.gate.opened import BUILT, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
-from harness.processes import python, start
+from harness.processes import hatchery, python, start
 from harness.processes.supervisor import Workers
 from harness.processes.used import EVERYTHING, digest, source_of
 
@@ -103,8 +103,8 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
-    # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
-    of_both = scenarios | {Path(start.__file__).resolve()}
+    # This process's scripts start the processes of both sides. Torch's compiler reads them, as all files on the stack.
+    of_both = scenarios | {Path(script.__file__).resolve() for script in (start, hatchery)}
     named = {side: _Names(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from harness.gate.records import Revision, Side, UsedCode
 from harness.gate.used_code import Probed, compared, probe
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job
-from harness.processes import python, start
+from harness.processes import hatchery, python, start
 from harness.processes.messages import Surveyed
 from harness.processes.used import digest
 from tests.gate.foreign import write
@@ -178,12 +178,13 @@ def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
     assert found.shared == (str(kept),)
 
 
-def test_the_file_that_starts_the_processes_of_both_sides_is_not_shared(
-    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("script", [start, hatchery])
+def test_a_file_that_starts_the_processes_of_both_sides_is_not_shared(
+    script: ModuleType, places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the harness's own repository it is the working tree's for both, and torch's compiler reads it."""
     starts, used = places.file("repository/start.py"), places.file("repository/a.py")
-    monkeypatch.setattr(start, "__file__", str(starts))
+    monkeypatch.setattr(script, "__file__", str(starts))
     found = comparison(probed(starts), probed(starts, used), ("start.py",))
     assert (found.shared, found.base, found.now) == ((), (), (("a.py", X),))
     assert found.unused == ("start.py",), "it is told if it has changed"

@@ -178,6 +178,21 @@ def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
     assert found.shared == (str(kept),)
 
 
+def test_what_measures_is_the_same_code_though_one_side_alone_used_it(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """The process of the base reads scenarios, which the other's needn't. Ops count, and so does a difference."""
+    ours = {name: f"pkg/harness/{name}" for name in ("m.py", "scenario.py", "collection/op.py", "nn.py")}
+    used = {side: [places.file(f"{side}/{name}") for name in ours.values()] for side in ("tree", "repository")}
+    found = comparison(probed(*used["tree"][:2]), probed(used["repository"][0]))
+    assert found.same
+    assert found.base == found.now == ((ours["m.py"], X),)
+    assert not comparison(probed(*used["tree"][:3]), probed(used["repository"][0])).same
+    assert not comparison(probed(*used["tree"]), probed(*used["repository"][:3])).same
+    places.file(f"repository/{ours['scenario.py']}", "y")
+    assert not comparison(probed(*used["tree"][:2]), probed(used["repository"][0])).same
+
+
 @pytest.mark.parametrize("script", [start, hatchery])
 def test_a_file_that_starts_the_processes_of_both_sides_is_not_shared(
     script: ModuleType, places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch

@@ -124,6 +124,7 @@ def tools() -> dict[str, Tool]:
             message = f"entry point '{entry.name}' ({entry.value}): defines no {' and no '.join(missing)}"
             raise UsageError(message, "harness.profile.Tool says what a tool offers")
         if entry.name in found:
-            raise UsageError(f"entry point '{entry.name}' ({entry.value}): there is a tool of this name already")
+            message = f"entry point '{entry.name}' ({entry.value}): there is a tool of this name already"
+            raise UsageError(message, "give the entry point another name in its package, or uninstall the package")
         found[entry.name] = module
     return {name: cast(Tool, module) for name, module in found.items()}

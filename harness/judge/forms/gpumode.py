@@ -125,7 +125,8 @@ def _cases(*lists: Sequence[Mapping[str, Any]]) -> list[tuple[Sized, ...]]:
         for one in part:
             arguments = {name: value for name, value in one.items() if name != "seed"}
             if arguments.keys() != every[0].keys():
-                raise UsageError(f"cases with other arguments than {', '.join(every[0])} can't be judged together")
+                message = f"cases with other arguments than {', '.join(every[0])} can't be judged together"
+                raise UsageError(message, "give all cases of task.yml and of --sizes the same arguments")
             named = {_name(n): value if n in whole else _written(value) for n, value in arguments.items()}
             if tuple(named.values()) not in seen:
                 seen.add(tuple(named.values()))

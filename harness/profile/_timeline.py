@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from harness.profile._trace import Span, Trace
 
 SHORT_GAP = 10e-6
 """Seconds. A shorter gap between two kernels is about what a launch takes; in a longer one the GPU had no work."""
+_MEMORY = ("Memset", "Memcpy")
+"""How CUPTI's names of what isn't a kernel begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,21 @@ def _intervals(spans: Iterable[Span]) -> list[Interval]:
 def calls(trace: Trace, count: int) -> list[Trace]:
     """The parts of a trace of one GPU that are of one call each; none where calls can't be told apart.
 
-    count: of calls. They can be told apart if each of them launched the same kernels.
+    count: of calls. They can be told apart if each of them launched the same kernels. Copies and memsets don't tell,
+    where there are kernels: CUPTI misses some of a graph's. One of them is of the call whose kernel comes next, or of
+    the last call.
     """
     spans = sorted(trace.spans, key=lambda span: span.start)
-    size = len(spans) // count
-    found = [spans[first : first + size] for first in range(0, size * count, size)] if size else []
-    kernels = {tuple(sorted(span.name for span in part)) for part in found}
-    if not trace.on_gpu or len(_by_place(spans)) > 1 or size * count != len(spans) or len(kernels) != 1:
+    kernels = [span for span in spans if not span.name.startswith(_MEMORY)] or spans
+    size = len(kernels) // count
+    parts = [kernels[first : first + size] for first in range(0, size * count, size)] if size else []
+    names = {tuple(sorted(span.name for span in part)) for part in parts}
+    if not trace.on_gpu or len(_by_place(spans)) > 1 or size * count != len(kernels) or len(names) != 1:
         return []
+    ends = [part[-1].start for part in parts[:-1]]
+    found: list[list[Span]] = [[] for _ in parts]
+    for span in spans:
+        found[bisect_left(ends, span.start)].append(span)
     return [replace(trace, spans=tuple(part)) for part in found]
 
 

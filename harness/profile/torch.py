@@ -219,10 +219,11 @@ def _of_calls(trace: _trace.Trace, whole: Timeline, calls: int) -> Iterator[tupl
     shares = [dict(_shares(*part)) for part in parts]
     times = [{kernel.name: kernel.seconds for kernel in found.kernels} for _, found in parts]
     yield "time", tuple(found.busy for _, found in parts)
-    yield from ((name, tuple(own[name] for own in shares)) for name in shares[0])
+    names = dict.fromkeys(name for own in shares for name in own)
+    yield from ((name, tuple(own.get(name, 0.0) for own in shares)) for name in names)
     for kernel in whole.kernels[:MOST_KERNELS]:
         if kernel.seconds >= _LEAST * whole.busy:
-            yield f"kernel.{kernel.name}", tuple(own[kernel.name] for own in times)
+            yield f"kernel.{kernel.name}", tuple(own.get(kernel.name, 0.0) for own in times)
 
 
 # ---- A user's own script.

@@ -248,6 +248,23 @@ def test_figures_of_each_call_are_kept_where_all_calls_launch_the_same(tmp_path:
     assert tool.imported(tool.trace_of(tmp_path / "run", 1), ["copy/a"])[0].series == (), "it is one call"
 
 
+def test_a_memset_that_was_not_recorded_does_not_hide_the_calls(tmp_path: Path) -> None:
+    memsets = [kernel("Memset (Device)", 45, 4), kernel("Memset (Device)", 145, 1)]
+    calls = [*call_of(0, 20), *call_of(50, 20), *call_of(100, 20)]
+    with gzip.open(tool.trace_of(tmp_path / "run", 1), "wt") as file:
+        json.dump({"traceEvents": [*memsets, *calls]}, file)
+    series = dict(tool.read(tmp_path / "run", ["copy/a"], calls=3)[0].series)
+    assert series["time"] == pytest.approx((40e-6, 44e-6, 41e-6)), "the second call begins with one, the third has one"
+    assert series["family_gemm"] == pytest.approx((0.5, 20 / 45, 20 / 46))
+    assert series["kernel.Memset (Device)"] == pytest.approx((0.0, 4e-6, 1e-6))
+
+
+def test_calls_of_copies_alone_are_told_apart(tmp_path: Path) -> None:
+    with gzip.open(tool.trace_of(tmp_path / "run", 1), "wt") as file:
+        json.dump({"traceEvents": [kernel("Memcpy DtoD", 0, 20), kernel("Memcpy DtoD", 50, 30)]}, file)
+    assert dict(tool.read(tmp_path / "run", ["copy/a"], calls=2)[0].series)["time"] == pytest.approx((20e-6, 30e-6))
+
+
 @pytest.mark.parametrize(
     ("more", "calls"),
     [

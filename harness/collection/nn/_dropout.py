@@ -7,13 +7,14 @@ that number and an element's index (Philox), so whatever repeats torch's generat
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import Described, OpKernels, allocator, like
+from harness.collection.nn._kernels import _STREAM, Described, OpKernels, allocator, capturing, like
 from harness.collection.nn._operators import (
     are_distributed,
     is_eager,
@@ -28,6 +29,10 @@ from harness.collection.ops.dropout._philox import GROUP, draws
 
 _KEY = 0  # of Philox: the number of the call alone tells the calls from each other
 _NUMBERS = 2**63 - 1
+_OFFSET = 4  # by which a call moves torch's generator on: the smallest step that it allows
+_TOGETHER = 1024  # numbers that are drawn at once
+_PARTS = 16  # of so many numbers, which are kept
+_OF_SEED, _OF_PART = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # odd, so that seeds and parts that are near stay apart
 Gradient = Callable[[Any, Tensor], Any]
 """Function of what was saved and of the gradient of y."""
 
@@ -125,7 +130,28 @@ def _number(x: Tensor) -> Tensor:
 
 
 def _draw(x: Tensor) -> Tensor:
-    return allocator(x)((1,), (1,), torch.int64).random_(0, _NUMBERS)
+    """The number. On a GPU it takes no kernel: of many numbers, drawn at once, the generator's state tells which.
+
+    A graph draws its own, since its replays must differ.
+    """
+    if not x.is_cuda or capturing():
+        return allocator(x)((1,), (1,), torch.int64).random_(0, _NUMBERS)
+    device = x.get_device()
+    generator = torch.cuda.default_generators[device]
+    offset = generator.get_offset()
+    generator.set_offset(offset + _OFFSET)
+    part, place = divmod(offset // _OFFSET, _TOGETHER)
+    return _drawn_together(device, generator.initial_seed(), part, _STREAM(device))[place]
+
+
+@lru_cache(maxsize=_PARTS)
+def _drawn_together(index: int, seed: int, part: int, _stream: int) -> tuple[Tensor, ...]:
+    """Numbers for `_TOGETHER` calls, a function of the seed and of the part of its calls; of a stream, which waits."""
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(index):
+        generator = torch.Generator("cuda").manual_seed((seed * _OF_SEED + part * _OF_PART) % 2**64)
+        numbers = torch.empty(_TOGETHER, 2, dtype=torch.int64, device="cuda").random_(_NUMBERS, generator=generator)
+        # Each begins on 16 bytes, so that launches are known by their arguments.
+        return tuple(numbers[:, :1].unbind())
 
 
 # Torch knows by the tag that two calls differ, and that a checkpoint must repeat the generator's state for them.

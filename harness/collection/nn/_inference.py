@@ -279,8 +279,8 @@ class Int8Product:
 
     y_scale: of the results, which are rounded to int8; None for sums as they are, in int32, whose scale follows from
     the other scales. The weight has one scale for all of it. cuBLASLt makes the product, by the fastest of the
-    algorithms that it proposes; they are timed at the first call with so many rows, which no graph may capture. A CPU
-    makes the same sums.
+    algorithms that it proposes; they are timed at the first call with so many rows, which no graph may capture, of
+    the first of equal products. A CPU makes the same sums.
 
     Raises RuntimeError for such a call in a graph, and for x on another device than the weight.
     """
@@ -309,15 +309,15 @@ class Int8Product:
             if rows not in self._products:
                 if capturing():
                     raise RuntimeError(f"a graph is captured; call the product with {rows} rows once before that")
-                self._products[rows] = Matmul(int8_gemm(rows, outputs, inputs, self.out), MANY)
+                self._products[rows] = _matmul(x.get_device(), int8_gemm(rows, outputs, inputs, self.out))
             self._products[rows](x, self.weight, y, alpha=self._alpha)
         return y
 
-    def close(self) -> None:
-        """Give cuBLASLt's descriptors back."""
-        for product in self._products.values():
-            product.close()
-        self._products.clear()
+
+@cache
+def _matmul(_device: int, product: Gemm) -> Matmul:
+    """The product on a device, the current one. Equal layers share it: to search for an algorithm takes long."""
+    return Matmul(product, MANY)
 
 
 def int8_gemm(rows: int, outputs: int, inputs: int, out: Integer = "int8") -> Gemm:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.collection.nn import _pieces, _unscale
+from harness.collection.nn import _dropout, _pieces, _unscale
 from harness.collection.nn._kernels import OpKernels
 from harness.collection.nn._memo import Memo
 from harness.cuda import workspaces
 
 
 def forget() -> None:
-    """Give back the memory that operators keep on a device: launches, workspaces, tables of lists.
+    """Give back the memory that operators keep on a device: launches, workspaces, tables of lists, random numbers.
 
     The next calls make what they need anew. A graph that was captured
     before reads this memory, so replay none after it, and call this only when all that was launched has ended.
@@ -19,6 +19,7 @@ def forget() -> None:
         kernels.forget()
     for memo in Memo.every:
         memo.forget()
+    _dropout._drawn_together.cache_clear()
     _unscale._table.cache_clear()
     _unscale._layout.cache_clear()
     _pieces._CAPTURED.clear()

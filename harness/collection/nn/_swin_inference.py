@@ -106,12 +106,6 @@ class SwinInference:
             for block in blocks:
                 yield True, partial(_block, block)
 
-    def close(self) -> None:
-        """Give back what the library holds for products."""
-        for part in self._parts:
-            for product in part.products:
-                product.close()
-
     @property
     def _parts(self) -> Iterator[_Merging | _Block]:
         for merging, blocks in self._stages:

@@ -197,3 +197,32 @@ def test_numbers_of_dropout_on_several_streams_come_one_after_the_other():
             made.append(nn.dropout(x, 0.5))
     torch.cuda.synchronize()
     assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))
+
+
+def test_numbers_of_dropout_take_a_kernel_once_in_many_calls_and_follow_the_generator():
+    x = torch.ones(4096, device="cuda")
+    nn.forget()
+    torch.manual_seed(3)
+    first = [nn.dropout(x, 0.5) for _ in range(1100)]
+    assert len({tuple(one.nonzero().flatten().tolist()) for one in first}) == len(first)
+    state = torch.cuda.get_rng_state()
+    wanted = [nn.dropout(x, 0.5), torch.rand(4, device="cuda"), nn.dropout(x, 0.5)]
+    torch.cuda.set_rng_state(state)
+    assert all(map(torch.equal, [nn.dropout(x, 0.5), torch.rand(4, device="cuda"), nn.dropout(x, 0.5)], wanted))
+    with torch.profiler.profile() as watched:
+        for _ in range(8):
+            nn.dropout(x, 0.5)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in watched.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert [name for name in kernels if "random" in name or "distribution" in name] == []
+    assert len([name for name in kernels if "dropout" in name]) == 8
+
+
+def test_dropout_that_is_drawn_under_inference_can_be_trained_with_later():
+    x = torch.ones(4096, device="cuda", requires_grad=True)
+    nn.forget()
+    with torch.inference_mode():
+        nn.dropout(x, 0.5)
+    y = nn.dropout(x, 0.5)
+    y.sum().backward()
+    assert torch.equal(x.grad, y)

@@ -203,7 +203,13 @@ def _finish(ctx: Context, sums: _Summed, packed: bool = False) -> tuple[Callable
     return finish, scale_shift
 
 
-@OP.variant("unfused", "statistics; then normalise, add, ReLU with its bits: a kernel each", traffic=_unfused_traffic)
+@OP.variant(
+    "unfused",
+    "statistics; then normalise, add, ReLU with its bits: a kernel each",
+    role="published",
+    rows=("O12",),
+    traffic=_unfused_traffic,
+)
 def unfused(ctx: Context) -> Launch:
     """The steps of eager, and the bits."""
     sizes = ImageSizes.of(ctx)

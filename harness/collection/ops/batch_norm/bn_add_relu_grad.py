@@ -209,7 +209,13 @@ def _plain(ctx: Context, signs: str, entry: str) -> Launch:
     return launch
 
 
-@OP.variant("from_y", "two passes, one element a thread, each reads dy, x and y", traffic=_with_y)
+@OP.variant(
+    "from_y",
+    "two passes, one element a thread, each reads dy, x and y",
+    role="published",
+    rows=("O12",),
+    traffic=_with_y,
+)
 def from_y(ctx: Context) -> Launch:
     """The kernels that `from_bitset` is compared with."""
     return _plain(ctx, "y", "y")

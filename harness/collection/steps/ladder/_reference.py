@@ -23,7 +23,7 @@ from harness.collection.steps.ladder._refused import refuse_no_number
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of
 from harness.collection.steps.training._first_step import FLAT, MOST, TIMES
-from harness.collection.steps.training._settings import forget_compiled, math_modes
+from harness.collection.steps.training._settings import forget_compiled, math_modes, reference_modes
 from harness.collection.steps.training._steps import STEPS
 from harness.collection.steps.training._trainer import whole
 
@@ -45,7 +45,7 @@ Gradients = Mapping[str, "torch.Tensor"]
 @lru_cache(maxsize=2)
 def reference_losses(setup: StepSetup) -> tuple[tuple[float, ...], float]:
     """The reference's losses, and how far chance puts them apart."""
-    with math_modes(tf32=False):
+    with reference_modes():
         wanted = _losses(setup, STEPS)
         for number, loss in enumerate(wanted, 1):
             refuse_no_number(loss, setup.source, number)
@@ -126,7 +126,7 @@ class WantedGradients:
 
 @lru_cache(maxsize=1)
 def _reference_gradients(calm: StepSetup) -> WantedGradients:
-    with math_modes(tf32=False):
+    with reference_modes():
         trainer = _reference_trainer(calm)
         found, _ = _made(trainer)
         others = _made(_reference_trainer(replace(calm, chance=1)))[0] if _draws(calm) else found

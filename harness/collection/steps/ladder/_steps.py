@@ -26,7 +26,14 @@ from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, bat
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
-from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._settings import (
+    EAGER,
+    forget_compiled,
+    math_modes,
+    reference_modes,
+    seed_of,
+    side_stream,
+)
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, TimedSteps
 from harness.collection.steps.training._timed_step import OFF, OFF_WITH_BATCH_NORM, SPREADS, loss_complaints
 from harness.collection.steps.training._trainer import SCALE, whole
@@ -268,7 +275,7 @@ def _losses_of(trainer: StepTrainer, state: Mapping[str, torch.Tensor], draws: i
         own.data.copy_(now)
     torch.manual_seed(setup.seed + draws)
     found = []
-    with math_modes(tf32=False):
+    with reference_modes():
         for _ in range(draws):
             with torch.no_grad():
                 for name, one in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import Config, ResNetConfig
 from harness.collection.models.files import module_of
 from harness.collection.steps.training._rungs import Rung
-from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._settings import (
+    EAGER,
+    forget_compiled,
+    math_modes,
+    reference_modes,
+    side_stream,
+)
 from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, built, keep_little, parts_of
 
 if TYPE_CHECKING:
@@ -176,7 +182,7 @@ def _reference(setup: Setup) -> FirstGradients:
     Two are kept: the small batch's, and the case's. Blocks keep only what enters them, so that the case's batch fits;
     a case's micro-batches go through the model one after the other, since all together may not fit.
     """
-    with math_modes(tf32=False):
+    with reference_modes():
         model = calmed(built(setup.model, None, setup.seed, setup.device).to(setup.dtype), share=0.0)
         keep_little(model)
         for part in parts_of(batch_of(setup, setup.dtype), setup.micro_batches):

@@ -41,7 +41,14 @@ from harness.collection.steps.training._rungs import (
     asked_of,
     cant_cut,
 )
-from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._settings import (
+    captured,
+    forget_compiled,
+    math_modes,
+    reference_modes,
+    seed_of,
+    side_stream,
+)
 from harness.collection.steps.training._sharded import ShardedTrainer
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
 from harness.collection.steps.training._trainer import SCALE, Setup, keep_little, whole
@@ -307,7 +314,7 @@ def _reference_losses(setup: Setup, synced: bool) -> tuple[float, ...]:
     """
     import torch
 
-    with math_modes(tf32=False):
+    with reference_modes():
         trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=host_mean if synced else None)
         keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,11 @@ def forget_compiled() -> None:
 
 
 @contextmanager
-def math_modes(tf32: bool) -> Iterator[None]:
-    """Let float32 be rounded to TF32 or not, and let cuDNN try its algorithms. Both are settings of the process."""
+def math_modes(tf32: bool, *, search: bool = True) -> Iterator[None]:
+    """Let float32 be rounded to TF32 or not, and let cuDNN search for its fastest algorithm or not.
+
+    Both are settings of the process.
+    """
     import torch
 
     cudnn = torch.backends.cudnn
@@ -40,11 +43,16 @@ def math_modes(tf32: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         cudnn.allow_tf32, cudnn.benchmark = convolutions, benchmark
 
-    put("high" if tf32 else "highest", tf32, benchmark=True)
+    put("high" if tf32 else "highest", tf32, benchmark=search)
     try:
         yield
     finally:
         put(*before)
+
+
+def reference_modes() -> AbstractContextManager[None]:
+    """Float32 without TF32. cuDNN takes its first choice: its search takes longer than a reference's few steps."""
+    return math_modes(tf32=False, search=False)
 
 
 @contextmanager

@@ -32,7 +32,14 @@ from harness.collection.steps.training._rungs import (
     cant_cut,
     clip_of,
 )
-from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._settings import (
+    EAGER,
+    forget_compiled,
+    math_modes,
+    reference_modes,
+    seed_of,
+    side_stream,
+)
 from harness.collection.steps.training._timed_step import recheck
 from harness.collection.steps.training._trainer import SCALE, Setup, Trainer, keep_little
 from harness.model import Case, Work
@@ -46,7 +53,8 @@ STEPS = 10
 variant once to prepare a case and once to check it."""
 ALLOWED = 0.5
 """How far off a loss may be, over what the reference's losses fall by. Dropout and stochastic depth draw other numbers
-in each rung, which makes other losses; a step that updates no weight is off by all of it."""
+in each rung, which makes other losses; a step that updates no weight is off by all of it. Losses may also be those of
+the reference's step before or behind, and what lies between: where losses rise before they fall, chance says when."""
 SMALLEST_FALL = 0.02
 """The fall of the reference's losses, over the first of them, below which nothing could be told apart."""
 _FLEX_HEAD = 16
@@ -240,16 +248,23 @@ def _of_losses(ctx: Context, t: Tensors) -> Iterator[str]:
     if not fall > SMALLEST_FALL * wanted[0]:
         yield f"the reference's losses don't fall, so no step can be judged by them: {_written(wanted)}"
         return
-    distances = [abs(got - want) / fall for got, want in zip(t.losses.tolist(), wanted, strict=True)]
+    losses = t.losses.tolist()
+    distances = [abs(got - want) / fall for got, want in zip(losses, wanted, strict=True)]
     if all(map(math.isfinite, distances)):
         ctx.report(_facts.OFF, max(distances))
-    for number, distance in enumerate(distances):
+    for number, got in enumerate(losses):
+        distance = _outside(got, wanted[max(0, number - 1) : number + 2]) / fall
         if not distance <= ALLOWED:
             yield (
                 f"losses: the loss of step {number + 1} is off by {distance:.0%} of what the reference's losses "
-                f"fall by, allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, "
+                f"fall by, allowed are {ALLOWED:.0%}; they are {_written(losses)}, "
                 f"the reference's {_written(wanted)}"
             )
+
+
+def _outside(got: float, around: Sequence[float]) -> float:
+    """How far a loss lies outside of the range of some losses. NaN for NaN."""
+    return abs(got - max(min(around), min(max(around), got)))
 
 
 def _written(losses: Sequence[float]) -> str:
@@ -273,7 +288,7 @@ def _reference_losses(setup: Setup) -> tuple[float, ...]:
     """
     import torch
 
-    with math_modes(tf32=False):
+    with reference_modes():
         trainer = Trainer(FLOAT32, setup)
         keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import ResNetConfig
 from harness.collection.models.files import module_of
-from harness.collection.steps.training._settings import math_modes
+from harness.collection.steps.training._settings import reference_modes
 from harness.collection.steps.training._trainer import Trainer, built, parts_of, whole
 from harness.ops import Context, Tensors
 
@@ -83,7 +83,7 @@ def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tenso
     wide = torch.float64 if setup.device.type == "cpu" else torch.float32
     model = built(setup.model, None, setup.seed, setup.device).to(wide)
     numbers = type(batch)(*(one.to(wide) if one.is_floating_point() else one for one in batch))
-    with torch.no_grad(), math_modes(tf32=False):
+    with torch.no_grad(), reference_modes():
         for own, given in zip(model.parameters(), weights, strict=True):
             own.copy_(given)
         loss, parts = module_of(setup.model).loss, parts_of(numbers, setup.micro_batches)

@@ -16,7 +16,7 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _inference, _operators
 from harness.collection.steps.training._inference import Model
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
-from harness.collection.steps.training._settings import forget_compiled, math_modes, seed_of
+from harness.collection.steps.training._settings import forget_compiled, reference_modes, seed_of
 from harness.collection.steps.training._swin_check import enliven, judge
 from harness.collection.steps.training._swin_int8 import (
     PLANS,
@@ -88,7 +88,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
         yield "logits: the call made none"
         return
     wide = higher(ctx)
-    with math_modes(tf32=False), torch.inference_mode():
+    with reference_modes(), torch.inference_mode():
         want = model_of(ctx, None).to(wide)(t.before.images.to(wide))
     yield from judge(ctx, t.logits, want, int8=ctx.case.variant in OF_INT8)
 
@@ -258,7 +258,6 @@ def with_int8(ctx: Context, plan: Integers) -> Model:
         model = model_of(ctx, None)
         scales = calibrated(model, [images_of(ctx, min(most, ctx.s.B), generator) for _ in range(batches)])
         made = SwinInference(model, scales=scales, second=plan.second, merging=plan.merging)
-    ctx.defer(made.close)
     ctx.afterwards(lambda: _of_parts(ctx, made))
     return made
 
@@ -266,7 +265,7 @@ def with_int8(ctx: Context, plan: Integers) -> Model:
 def _of_parts(ctx: Context, made: SwinInference) -> None:
     """Report how exact the parts of a model in int8 are."""
     wide = higher(ctx)
-    with math_modes(tf32=False):
+    with reference_modes():
         report_parts(ctx, made, model_of(ctx, None).to(wide), make(ctx)["images"].to(wide))
 
 

@@ -7,6 +7,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from harness import cuda
 from harness.collection.ops.chip import H200
@@ -54,6 +55,17 @@ def test_an_empty_matrix_is_right(trial, op):
     assert trial(op, "eager", "float32", M=0, N=8).complaint_after_call() is None
 
 
+@pytest.mark.parametrize(("columns", "off", "wrong"), [(3, 0.9, False), (3, 3.0, True), (2**18, 10.0, False)])
+def test_numbers_may_be_off_by_what_sums_of_the_smallest_ones_lose(columns, off, wrong):
+    """At 2^18 columns a mean may be off by 2^-122, at three by little more than 2^-126, as by a row's first element."""
+    tiny = torch.full((2, columns), 2.0**-126)
+    before = SimpleNamespace(x=tiny, gamma=torch.ones(columns), beta=torch.zeros(columns))
+    exact = norm.layer_normalised(tiny)
+    y = torch.full((2, columns), float(exact.rstd[0]) * off * 2.0**-126)
+    after = SimpleNamespace(y=y, mean=exact.mean.float(), rstd=exact.rstd.float())
+    assert bool(complaint("layer_norm", before, after)) == wrong
+
+
 @pytest.mark.parametrize(("output", "first"), [("y", 500), ("rstd", 5), ("mean", 5)])
 def test_the_check_sees_a_wrong_element(trial, op, output, first):
     if output not in {tensor.name for tensor in OPS[op].outputs}:
@@ -87,7 +99,6 @@ def test_the_check_sees_what_should_be_no_number(trial, op):
 @one_test("value", [0.0, 1.1, -65504.0, 1e38])
 @one_test("columns", [1, 3, 1000])
 def test_the_reference_of_equal_values_is_exact(value, columns):
-    import torch
 
     x = torch.full((2, columns), value)
     made = norm.layer_normalised(x)
@@ -97,7 +108,6 @@ def test_the_reference_of_equal_values_is_exact(value, columns):
 
 
 def test_the_reference_beyond_the_range_of_float32_divides_by_infinity():
-    import torch
 
     x = torch.tensor([[3e38, -3e38]])
     for made in (norm.layer_normalised(x), norm.rms_normalised(x)):
@@ -286,7 +296,6 @@ def test_special_values_in_turn(run, monkeypatch, dtype, columns):
 
 def special_rows(columns, dtype):
     """Rows of values for which sums of squares may overflow, cancel or be NaN, on the GPU."""
-    import torch
 
     kind = getattr(torch, dtype)
     info = torch.finfo(kind)
@@ -323,7 +332,6 @@ def test_special_values(run, op, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_rows_of_equal_values_give_exactly_beta(run, variant):
-    import torch
 
     values = torch.tensor([0.1, -7.7, 1e4, 65504.0, 1.2e-7], device="cuda")
     for dtype, columns in itertools.product(("float16", "float32"), (1, 50, 1000, 16_384)):

@@ -128,8 +128,8 @@ def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_th
     told: list[Any] = []
 
     @contextmanager
-    def math_modes(*, tf32: bool) -> Iterator[None]:
-        told.append(tf32)
+    def reference_modes() -> Iterator[None]:
+        told.append("begun")
         yield
         told.append("over")
 
@@ -138,12 +138,12 @@ def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_th
         losses = iter(range(100))
         return SimpleNamespace(model="a model", loss_of_step=lambda: torch.tensor(float(next(losses))))
 
-    monkeypatch.setattr(_scaling, "math_modes", math_modes)
+    monkeypatch.setattr(_scaling, "reference_modes", reference_modes)
     monkeypatch.setattr(_scaling, "RankTrainer", trainer)
     monkeypatch.setattr(_scaling, "keep_little", told.append)
     assert _scaling._reference_losses.__wrapped__(SETUP, synced) == tuple(range(10))
     given = {"wrapped": False, "mean": host_mean if synced else None}
-    assert told == [False, (FLOAT32, SETUP, given), "a model", "over"]
+    assert told == ["begun", (FLOAT32, SETUP, given), "a model", "over"]
 
 
 def test_losses_are_told_with_three_decimals() -> None:

@@ -82,6 +82,31 @@ def test_the_call_that_the_harness_checks_is_one_of_the_steps(ready, monkeypatch
     assert max(made.values()) == _steps.STEPS
 
 
+RISES_FIRST = (4.0, 5.0, 6.0, 4.5, 3.9, 3.5, 3.2, 3.0, 2.9, 2.8)
+
+
+@pytest.mark.parametrize(
+    ("losses", "wrong"),
+    [
+        (RISES_FIRST, None),
+        ((4.0, 5.9, 4.6, 4.1, 3.7, 3.4, 3.1, 2.9, 2.8, 2.8), None),  # it rises and falls a step early
+        ((4.0, 5.0, 7.5, 4.5, 3.9, 3.5, 3.2, 3.0, 2.9, 2.8), "the loss of step 3 is off by 125%"),
+        ((4.0, 5.0, 3.5, 4.5, 3.9, 3.5, 3.2, 3.0, 2.9, 2.8), "the loss of step 3 is off by 83%"),
+        ((4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), "the loss of step 8 is off by 67%"),
+        ((4.0, 5.0, 6.0, 4.5, 3.9, 3.5, 3.2, 3.0, 2.9, math.nan), "the loss of step 10 is off by nan%"),
+    ],
+)
+def test_a_loss_may_be_a_neighbours_but_not_another_one(losses, wrong, monkeypatch):
+    monkeypatch.setattr(_steps, "reference_losses", lambda _: RISES_FIRST)
+    told = {}
+    ctx = SimpleNamespace(report=told.__setitem__)
+    found = list(_steps._of_losses(ctx, SimpleNamespace(losses=torch.tensor(losses))))
+    assert found[0].partition(": ")[2].startswith(wrong) if wrong else not found, found
+    if all(map(math.isfinite, losses)):
+        farthest = max(abs(one - other) for one, other in zip(losses, RISES_FIRST, strict=True))
+        assert told[_facts.OFF] == pytest.approx(farthest / 1.2, abs=1e-6)
+
+
 def test_losses_that_do_not_fall_judge_nothing(ready, monkeypatch):
     monkeypatch.setattr(_steps, "_reference_losses", lambda _: (2.0,) * _steps.STEPS)
     with ready("bert_train", "float32") as session:

@@ -26,7 +26,7 @@ READY := $(VENV)/.ready
 .PHONY: bench test slow-test test-instrument test-collection lint gpu-test site clean
 
 bench: $(READY)
-	$(BIN)/harness run scenarios/quick.yaml
+	$(BIN)/harness run quick
 
 # What lint finds is shown after the tests, which run meanwhile.
 test: $(READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def cache() -> Path:
     folder = Path(os.environ.get("HARNESS_CACHE") or Path(base) / "gpu-bench-harness")
     make_private(folder)
     return folder
+
+
+def new_report(name: str) -> Path:
+    """The folder in reports/, named by the time, for results that the user has named no folder for."""
+    return Path("reports", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def make_private(folder: Path) -> None:

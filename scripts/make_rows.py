@@ -21,7 +21,8 @@ from why import Reason, reasons
 
 from harness.report.claim_tables import how, interval, interval_over, measured
 from harness.report.claims import VERDICTS
-from harness.report.text import cell, plural
+from harness.report.text import cell
+from harness.units import plural
 
 PAGE = RUNS / "rows.md"
 LIST = ROOT / "scenarios" / "README.md"

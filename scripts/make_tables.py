@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
@@ -24,7 +26,7 @@ from screens import SCREENS
 from step_tables import inference, steps, swin_text, train_host, training
 from tables import bold_best, origin, table
 
-from harness.units import percent
+from harness.units import percent, ratio
 
 NAMES = ("README.md", "kernels/README.md", "reports/README.md", "reports/training.md", "reports/scaling.md")
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -164,6 +166,36 @@ def models(runs: Runs) -> list[str]:
     return [*table(head, rows(), 2), "", origin(groups)]
 
 
+def in_short(runs: Runs) -> list[str]:
+    """What the tables of ops and of models say together, but for rows in which torch does other work."""
+    cases = [(op, dtype, setting) for label, op, setting in OPS for dtype in TYPES[:2] if not label.endswith(")")]
+    groups = [runs.group(*case) for case in (*cases, *OF_MODELS)]
+    gains = {group.name: gain for group in groups if (gain := _over_torch(group))}
+    slower = sorted((gain, name) for name, gain in gains.items() if gain < 1 - SAME)
+    same = sum(abs(gain - 1) <= SAME for gain in gains.values())
+    over_eager = [gain for group in groups if (gain := group.value(OURS, "speedup", "eager"))]
+    over_compile = [gain for group in groups if (gain := group.value(OURS, "speedup", group.compiled))]
+    means = (ratio(statistics.geometric_mean(every)) for every in (over_eager, over_compile))
+    shares = {group.name: share for group in groups if (share := group.value(OURS, "of_ceiling"))}
+    lowest = min(shares, key=lambda name: shares[name])
+    faster = len(gains) - same - len(slower)
+    listed = ", ".join(f"`{name}` {ratio(gain)}" for gain, name in slower)
+    told = (
+        f"`tuned`, the fastest kernel of this repository, is faster than the fastest variant of torch in {faster} of "
+        f"{len(gains)} cases of the tables of ops, within {percent(SAME, 0)} in {same}, and slower in {len(slower)}: "
+        f"{listed}. The geometric mean of the speed-ups is {' over eager, '.join(means)} over torch.compile. Half of "
+        f"these cases reach {percent(statistics.median(shares.values()))} of the ceiling or more; the lowest share is "
+        f"{percent(shares[lowest])}, of `{lowest}`."
+    )
+    return textwrap.wrap(told, 120, break_on_hyphens=False)
+
+
+def _over_torch(group: Group) -> float | None:
+    """The time of the fastest variant of torch that computes the same, over the time of ours; None without both."""
+    known = (group.value(OURS, "speedup", name) for name in ("eager", *MODES, *OTHERS) if name != "float16")
+    return min(filter(None, known), default=None)
+
+
 def _of_dashes(lines: Sequence[str]) -> list[str]:
     """What a dash means, where a table has one."""
     return [REFUSED] if any(NOTHING in line.split() for line in lines[2:]) else []
@@ -272,7 +304,22 @@ def slower(runs: Runs) -> list[str]:
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     function.__name__: function
     for function in (
-        *(prelu, ops, models, training, train_host, swin_text, steps, inference, softmax, norms, rows, worst, slower),
+        *(
+            prelu,
+            ops,
+            models,
+            in_short,
+            training,
+            train_host,
+            swin_text,
+            steps,
+            inference,
+            softmax,
+            norms,
+            rows,
+            worst,
+            slower,
+        ),
     )
 }
 

@@ -23,7 +23,7 @@ from harness import units
 from harness.differences import compare
 from harness.model import Difference, Result, Run
 from harness.ops import Catalogue, known_cases
-from harness.report.text import plural
+from harness.units import plural
 
 PAGE = RUNS / "trust.md"
 REGISTER = ROOT / "tests" / "exploits.yaml"

@@ -167,16 +167,15 @@ def per_call(launches: Sequence[tuple[str, float]]) -> list[float]:
 
 
 def render(device: str, rows: Sequence[Row]) -> str:
-    """The section as Markdown: the table, and how far each way is from ncu from `FROM` on."""
+    """The section as Markdown: how far each way is from ncu from `FROM` on, and the table."""
     how = (
         f"{device}. `ours` is `harness.time(f, x)`; `ncu` the median gpu__time_duration of {CALLS} calls on the same"
         " rotation of buffers, with clocks and caches left alone; `do_bench` triton's, which overwrites the L2 before"
         " each call; `benchmark` torch.utils.benchmark's, whose calls find the data of the last call, and which sees"
         " what the host takes. `off` is over ncu."
     )
-    lines = [
-        HEADING,
-        "",
+    lines = [HEADING, "", *_agreement([row for row in rows if not row.in_halves], ""), ""]
+    lines += [
         how,
         "",
         "| kernel | ncu | ours | timer | off | do_bench | off | benchmark | off |",
@@ -187,8 +186,6 @@ def render(device: str, rows: Sequence[Row]) -> str:
         cells = [row.name, units.seconds(row.ncu), ours, row.timer, f"{row.ours / row.ncu - 1:+.1%}"]
         cells += [text for each in others for text in (units.seconds(each), f"{each / row.ncu - 1:+.1%}")]
         lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    lines += _agreement([row for row in rows if not row.in_halves], "")
     lines += ["", _POWER, "", *_agreement([row for row in rows if row.in_halves], "products of halves, ")]
     return "\n".join([*lines, "", "Made by `python scripts/trust_calls.py`.", ""])
 

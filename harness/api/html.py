@@ -104,9 +104,7 @@ def _table(made: Table) -> str:
 
 
 def _note(note: Note) -> str:
-    about = " ".join(filter(None, [note.label, note.about]))
-    told = ": ".join(filter(None, [about, note.text]))
-    return f"<p>{_text(f'{told}; {note.advice}' if note.advice else told)}</p>"
+    return f"<p>{_text(note.line)}</p>"
 
 
 def _text(text: str) -> str:

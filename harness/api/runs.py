@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import devices, runner, scenario, store
+from harness import devices, paths, runner, scenario, store
 from harness.api.advised import advised
 from harness.api.progress import Shown
 from harness.differences import Compared, compare_all
@@ -154,8 +153,7 @@ def measured(
     request: other arguments of `runner.run`.
     """
     name = plan.scenarios[0].name if len(plan.scenarios) == 1 else "run"
-    usual = Path("reports") / f"{name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    folder = usual if output is None else Path(output)
+    folder = paths.new_report(f"{name}-{kind}") if output is None else Path(output)
     with Shown() as told:
         if plan.left_out:
             told.note(plan.left_out)

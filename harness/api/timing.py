@@ -98,7 +98,8 @@ class Time:
         subject = metrics.Subject.of(judged, machine_limits(self.measurement.case.device))
         share = metrics.METRICS["of_ceiling"].value(subject)
         if share is None:
-            raise MachineError("no streams could be measured on this machine, so no ceiling is known")
+            message = "no streams could be measured on this machine, so no ceiling is known"
+            raise MachineError(message, "'harness peak' measures them again, and says what fails")
         return share
 
     def __repr__(self) -> str:

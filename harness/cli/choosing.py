@@ -1,4 +1,4 @@
-"""What to measure or to check: arguments that `run` and `check` have alike."""
+"""What to measure, to check or to profile: arguments that `run`, `check` and `profile` have alike."""
 
 from __future__ import annotations
 

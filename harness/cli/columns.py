@@ -36,6 +36,12 @@ def filled(names: Sequence[str], indent: int = 2) -> list[str]:
     return [f"{'':{indent}}{line}".rstrip() for line in _wrapped(", ".join(names), min(_columns(), _USUAL) - indent)]
 
 
+def flowing(text: str) -> str:
+    """The text, each line wrapped where the terminal ends, and indented further from there on; in a pipe as it is."""
+    lines = [(line, " " * (len(line) - len(line.lstrip()) + _GAP)) for line in text.splitlines()]
+    return "\n".join(part for line, indent in lines for part in _wrapped(line, _columns(), indent))
+
+
 def _beside(row: Row, widths: Sequence[int], indent: int, start: int, room: int) -> list[str]:
     first, *more = _wrapped(row[-1], room)
     return [f"{_cells(row, widths, indent):{start}}{first}".rstrip(), *(f"{'':{start}}{line}" for line in more)]
@@ -49,8 +55,9 @@ def _cells(row: Row, widths: Sequence[int], indent: int) -> str:
     return " " * indent + (" " * _GAP).join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
 
 
-def _wrapped(text: str, room: int) -> list[str]:
-    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+def _wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """The text in lines, all but the first one indented. A word longer than the room, such as a path, stays whole."""
+    return textwrap.wrap(text, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _columns() -> int:

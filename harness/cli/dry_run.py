@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 
-from rich.table import Table
-
 from harness import devices, limits, units
 from harness.cli.console import open_console
 from harness.cli.estimate import Estimate
@@ -19,6 +17,8 @@ from harness.metrics import Subject
 from harness.model import Job, Limits, Measurement
 from harness.ops import Op
 from harness.processes.supervisor import too_few
+from harness.report import terminal
+from harness.report.tree import Column, Page, Table, text_column
 from harness.scenario import Plan
 from harness.session import bytes_needed
 
@@ -28,14 +28,12 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     missing = devices.kinds()[kind].missing()
     machine = None if missing else devices.kinds()[kind].machine()
     known = limits.recall(machine) if machine else None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("case", overflow="fold")
-    for title in ("read", "written", "at best", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for job in plan.jobs:
-        table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes if machine else math.inf))
+    memory = machine.device.memory_bytes if machine else math.inf
+    figures = zip(*(_figures(job, ops[job.case.op], known, memory) for job in plan.jobs), strict=True)
+    columns = [text_column("case", (job.case.id for job in plan.jobs), code=True)]
+    columns += map(Column, ("read", "written", "at best", "memory"), figures)
     console = open_console()
-    console.print(table)
+    terminal.show(Page("", (Table(tuple(columns)),)), console)
     for reason, count in Counter(too_few(kind, job.case.world) for job in plan.jobs if machine).items():
         if reason:
             console.print(f"\n{units.plural(count, 'case')} can't run here: {reason}", markup=False)
@@ -52,16 +50,13 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
         console.print(text, markup=False)
 
 
-def _row(job: Job, op: Op, known: Limits | None, memory: float) -> tuple[str, ...]:
-    """A row of the table. Ops that make their inputs themselves, such as whole steps, don't say what they need."""
+def _figures(job: Job, op: Op, known: Limits | None, memory: float) -> tuple[str, ...]:
+    """What a row tells. Ops that make their inputs themselves, such as whole steps, don't say what they need."""
     case = job.case
     variant = op.variants[case.variant]
     work, timer = op.work_done_by(variant, case.values, case.dtype), variant.timer or op.timer
     best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).best
     needed = bytes_needed(case, op)
-    return (
-        case.id,
-        *((units.size(work.read), units.size(work.written)) if work.read + work.written else ("-", "-")),
-        units.seconds(best) if best else "-",
-        f"{units.size(needed) if needed else '-'}{'' if needed <= memory else ', out of memory'}",
-    )
+    moved = (units.size(work.read), units.size(work.written)) if work.read + work.written else ("", "")
+    much = f"{units.size(needed)}{'' if needed <= memory else ', out of memory'}" if needed else ""
+    return (*moved, units.seconds(best) if best else "", much)

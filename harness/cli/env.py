@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from harness.cli.columns import flowing
 from harness.cli.group import alone
 
 app = alone()
@@ -21,11 +22,11 @@ def command() -> None:
 
     survey = environment.survey()
     for title, facts in survey.sections:
-        typer.echo(title)
         width = max(len(fact.name) for fact in facts)
+        lines = [title]
         for fact in facts:
-            typer.echo(f"  {fact.name:{width}}  {fact.value}")
-            if fact.advice:
-                typer.echo(f"  {'':{width}}  -> {fact.advice}")
+            lines.append(f"  {fact.name:{width}}  {fact.value}")
+            lines += [f"  {'':{width}}  -> {fact.advice}"] if fact.advice else []
+        typer.echo(flowing("\n".join(lines)))
     if not survey.usable:
         raise typer.Exit(Exit.ENVIRONMENT)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from harness import paths
 from harness.cli import options
 from harness.cli.group import alone
 from harness.errors import HarnessError, UsageError
@@ -42,25 +43,18 @@ EXAMPLES = (
     "  3 not enough evidence to decide\n"
     "  4 the machine can't give valid numbers, or the runs can't be compared"
 )
+COMMANDS = ("calibrate", "ci", "merge")
+"""The commands of two words, such as `gate ci`."""
 
 
 class GateCommand(TyperCommand):
-    """`gate`, whose first argument may be the command `calibrate`, `ci` or `merge`."""
+    """`gate`, whose first argument may be another command, which has a file of its own."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of `gate`, or of the command that the first argument names."""
-        if args[:1] == ["merge"]:
-            from harness.cli import gate_merge
-
-            return gate_merge.as_command().make_context(f"{info_name} merge", args[1:], parent, **extra)
-        if args[:1] == ["calibrate"]:
-            from harness.cli import gate_calibrate
-
-            return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
-        if args[:1] == ["ci"]:
-            from harness.cli import gate_ci
-
-            return gate_ci.as_command(self).make_context(f"{info_name} ci", args[1:], parent, **extra)
+        """The context of `gate`, or of the command that the first argument names, whose `obj` is `gate`."""
+        if args and args[0] in COMMANDS:
+            command = typer.main.get_command(import_module(f"harness.cli.gate_{args[0]}").app)
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, obj=self, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -173,23 +167,19 @@ def command(
                 resume=resume,
                 waivers=waivers,
             )
-            name = "-".join(Path(argument).stem for argument in arguments)
+            name = "-".join(["gate", *(Path(argument).stem for argument in arguments)])
             if len(bases) > 1:
-                raise typer.Exit(_against([replace(asked, base=each) for each in bases], output or _folder(name)))
+                requests = [replace(asked, base=each) for each in bases]
+                raise typer.Exit(_against(requests, output or paths.new_report(name)))
             made = _paired(asked)
         else:
             measuring: dict[str, object] = {"--device": device, "--only": only, "--seed": seed, "--prepare": prepare}
             measuring |= {"--precision": precision, "--max-time": max_time, "--harness": harness}
             _refuse(measuring | {"--always": always or None, "--pairs": pairs, "--resume": resume})
             Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
-            made, name = _stored(arguments, margin, noise, advisory, accepted, waivers), "stored"
-        code = _finish(made, output or resume or _folder(name))
+            made, name = _stored(arguments, margin, noise, advisory, accepted, waivers), "gate-stored"
+        code = _finish(made, output or resume or paths.new_report(name))
     raise typer.Exit(code)
-
-
-def _folder(name: str) -> Path:
-    """The folder of a result that isn't to go anywhere else."""
-    return Path("reports") / f"gate-{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _against(requests: Sequence[Request], folder: Path) -> int:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from harness.cli import options
+from harness.cli.group import alone
 
 if TYPE_CHECKING:
     from harness.gate import CaseNoise
     from harness.gate.records import GateRun
 
+app = alone()
 EXAMPLES = "\b\nExamples:\n  harness gate calibrate\n  harness gate calibrate ci --blocks 10 --noise noise.json"
 
 
-def as_command() -> Any:
-    """The command as click runs it."""
-    app = typer.Typer(
-        rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
-    )
-    app.command("calibrate", cls=TyperCommand, epilog=EXAMPLES)(command)
-    return typer.main.get_command(app)
-
-
+@app.command("calibrate", epilog=EXAMPLES)
 def command(
     scenarios: Annotated[
         list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate. Default: ci.")
@@ -110,27 +103,29 @@ def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
 
 def _print(rows: Sequence[CaseNoise]) -> None:
     """Print the cases, the noisiest first, then how all blocks were decided."""
-    from rich.table import Table
-
-    from harness import units
     from harness.cli.console import open_console
+    from harness.report import terminal
+    from harness.report.tree import Column, Page, Table, text_column
+    from harness.units import FINE_SHARE
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("case", overflow="fold")
-    for title in ("blocks", "median", "offset", "noise", "decided"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())
-        typical = units.percent(row.typical, 2)
-        noise = "unknown" if row.margin.noise is None else units.percent(row.margin.noise, 2)
-        offset = "unknown" if row.offset is None else units.percent(row.offset, 2)
-        table.add_row(row.case.id, str(row.blocks), typical, offset, noise, decided)
+    table = (
+        text_column("case", (row.case.id for row in rows), code=True),
+        Column("blocks", tuple(str(row.blocks) for row in rows)),
+        Column("median", tuple(row.typical for row in rows), FINE_SHARE),
+        Column("offset", tuple("unknown" if row.offset is None else row.offset for row in rows), FINE_SHARE),
+        Column("noise", tuple("unknown" if row.margin.noise is None else row.margin.noise for row in rows), FINE_SHARE),
+        text_column("decided", (_counted(row.outcomes) for row in rows)),
+    )
     console = open_console()
-    console.print(table)
-    total = Counter(outcome for row in rows for outcome in row.outcomes)
-    counts = ", ".join(f"{count} {name}" for name, count in total.most_common())
-    console.print(f"\ndecisions on identical code: {counts or 'none'}", markup=False)
+    terminal.show(Page("", (Table(table),)), console)
+    total = _counted(outcome for row in rows for outcome in row.outcomes)
+    console.print(f"\ndecisions on identical code: {total or 'none'}", markup=False)
     console.print(_offsets(rows), markup=False)
+
+
+def _counted(outcomes: Iterable[str]) -> str:
+    """How often each outcome is there, the most frequent first: '9 ok, 1 inconclusive'."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(outcomes).most_common())
 
 
 def _offsets(rows: Sequence[CaseNoise]) -> str:

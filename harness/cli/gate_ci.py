@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from harness.cli.group import alone
 from harness.errors import Exit, HarnessError, UsageError
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness gate ci bench.yaml --ops bench.py\n"
@@ -40,14 +41,7 @@ _SHARED = ("margin", "device", "only", "ops", "precision", "max_time", "seed", "
 """Options of `gate` that calibrating takes, too."""
 
 
-def as_command(gate: TyperCommand) -> Any:
-    """The command as click runs it. gate: the command `gate`, which gets all options that aren't declared here."""
-    app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "obj": gate}
-    app.command("ci", cls=TyperCommand, epilog=EXAMPLES, context_settings=context)(command)
-    return typer.main.get_command(app)
-
-
+@app.command("ci", epilog=EXAMPLES, context_settings={"ignore_unknown_options": True})
 def command(
     context: typer.Context,
     arguments: Annotated[
@@ -79,7 +73,7 @@ def command(
     """
     from harness.cli.gate import stopping
 
-    gate: Any = context.obj
+    gate: Any = context.obj  # gets all options that aren't declared here
     given: dict[str, Any] = {"base": None, "output": _folder(arguments)}
     with _told(given):
         with stopping(given["output"]):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
+
+from harness.cli.group import alone
 
 if TYPE_CHECKING:
     from harness.gate.joining import Joined
 
+app = alone()
 EXAMPLES = (
     "\b\nExamples:\n"
     "  harness gate merge h100/gate.json h200/gate.json\n"
@@ -19,15 +21,7 @@ EXAMPLES = (
 )
 
 
-def as_command() -> Any:
-    """The command as click runs it."""
-    app = typer.Typer(
-        rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
-    )
-    app.command("merge", cls=TyperCommand, epilog=EXAMPLES)(command)
-    return typer.main.get_command(app)
-
-
+@app.command("merge", epilog=EXAMPLES)
 def command(
     verdicts: Annotated[
         list[Path], typer.Argument(metavar="VERDICT", help="gate.json files, or folders with them, two or more.")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import completion, values
+from harness.cli import completion, options, values
+from harness.cli.columns import flowing
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
 from harness.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from harness.judge import Judgement
-    from harness.model import Timing
 
 app = alone()
 EXAMPLES = (
@@ -101,7 +102,7 @@ def command(
         plugins=tuple(ops or ()),
         sizes=tuple(map(_sizes, sizes or ())),
         dtypes=values.names(dtype),
-        timing=_timing(precision, max_time, timeout),
+        timing=replace(options.timing(precision, max_time), timeout=timeout),
         isolated=isolated,
         at_least=None if at_least is None else _ratio(at_least),
     )
@@ -124,20 +125,14 @@ def _show(judgement: Judgement, form: str | None, output: Path | None) -> None:
 
     writers = {"md": page.markdown, "json": page.as_json}
     printed = page.text if output else writers.get(form or "", page.text)
+    text = printed(judgement).rstrip()
     try:
-        typer.echo(printed(judgement).rstrip())
+        typer.echo(flowing(text) if printed is page.text else text)
     finally:
         if output:
             suffix = form or output.suffix.removeprefix(".")
             with into(output.parent):
                 output.write_text(f"{writers.get(suffix, page.text)(judgement).rstrip()}\n", encoding="utf-8")
-
-
-def _timing(precision: float | None, max_time: float | None, timeout: float) -> Timing:
-    from harness.model import Timing
-
-    usual = Timing()
-    return Timing(precision or usual.precision, max_time or usual.max_time, timeout)
 
 
 def _sizes(text: str) -> dict[str, int]:

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from harness import paths
 from harness.cli import resuming, values
 from harness.cli import run as running
+from harness.cli.columns import aligned
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
@@ -128,7 +129,7 @@ def command(
     worlds = _worlds(world, kind, dry_run=dry_run)
     recorded = _recorded(ranks, worlds, profile=profile)
     found = ladder.laddered(source, kind, batch or _BATCH, worlds)
-    folder = output or Path("reports") / f"{found.name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    folder = output or paths.new_report(f"{found.name}-{kind}")
     selection = Selection(
         device=kind,
         only=tuple(only or ()),
@@ -223,13 +224,7 @@ def _plugin(found: Laddered, folder: Path) -> Path:
 
 def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
     """Print what each rung changes, or why it is none here."""
-    from rich.table import Table
-
-    from harness.cli.console import open_console
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rung", no_wrap=True)
-    table.add_column("what it changes")
+    changes: dict[str, str] = {}
     cases: dict[tuple[str, str], list[Case]] = {}
     for case in (job.case for job in plan.jobs):
         cases.setdefault((case.op, case.variant), []).append(case)
@@ -238,11 +233,11 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
         reasons = {case.world: (variant.unsupported(case) if variant.unsupported else None) for case in every}
         refused = {world: reason for world, reason in reasons.items() if reason}
         if len(refused) == len(reasons):
-            table.add_row(name, f"not here: {next(iter(refused.values()))}")
+            changes[name] = f"not here: {next(iter(refused.values()))}"
         else:
             told = (f"; not on {world} devices: {reason}" for world, reason in refused.items())
-            table.add_row(name, variant.summary + "".join(told))
-    open_console().print(table)
+            changes[name] = variant.summary + "".join(told)
+    typer.echo("\n".join(aligned([("rung", "what it changes"), *changes.items()], indent=0)))
 
 
 def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, int], *, quiet: bool) -> Run:

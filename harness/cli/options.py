@@ -15,6 +15,7 @@ from harness.errors import UsageError
 if TYPE_CHECKING:
     from harness.gate import Request
     from harness.gate.records import Waiver
+    from harness.model import Timing
 
 USUAL_MARGIN = 0.01
 
@@ -73,6 +74,14 @@ Prepare = Annotated[
         "{site} is a folder of that side's packages, {root} its code. May be repeated.",
     ),
 ]
+
+
+def timing(precision: float | None, max_time: float | None) -> Timing:
+    """How long to sample, where no scenario says so: by these options, or else as usual."""
+    from harness.model import Timing
+
+    usual = Timing()
+    return Timing(precision or usual.precision, max_time or usual.max_time)
 
 
 def gate_request(

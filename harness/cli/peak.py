@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness import paths
 from harness.cli.group import alone
 
 app = alone()
@@ -40,7 +41,6 @@ def command(
     with follow(open_console(err=True)) as observer:
         machine, limits = runner.measure_limits(kind, needs, observer)
     terminal.render_limits(machine, limits, open_console())
-    now = datetime.now().astimezone()
-    folder = output or Path("reports") / f"peak-{kind}-{now:%Y%m%d-%H%M%S}"
-    for path in report.write_limits(machine, limits, folder, f"{now:%Y-%m-%d}"):
+    folder = output or paths.new_report(f"peak-{kind}")
+    for path in report.write_limits(machine, limits, folder, time.strftime("%Y-%m-%d")):
         typer.echo(path)

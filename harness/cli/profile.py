@@ -6,15 +6,15 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from harness.cli import completion, profile_cases, profile_program, tool_options
-from harness.cli.choosing import Variants
+from harness import paths
+from harness.cli import profile_cases, profile_program, tool_options
+from harness.cli.choosing import Scenarios, Variants
 from harness.cli.group import alone
 from harness.cli.options import Device, Only, Ops
 from harness.errors import Exit, UsageError, brief, nearest
@@ -81,15 +81,7 @@ class ProfileCommand(TyperCommand):
 def command(
     ctx: typer.Context,
     tool: Annotated[str, typer.Argument(metavar="TOOL", help="One of the tools below.", show_default=False)],
-    scenarios: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="Scenario files, folders of them, or bundled names.",
-            autocompletion=completion.scenarios,
-            show_default=False,
-        ),
-    ] = None,
+    scenarios: Scenarios = None,
     run: Annotated[
         Path | None, typer.Option("--run", metavar="FOLDER", help="Profile cases of this run, in place of a new one.")
     ] = None,
@@ -155,7 +147,7 @@ def command(
     tool_options.refuse_others(tool, given)
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
-    folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    folder = run or output or paths.new_report(f"profile-{tool}")
     asked = {"folder": folder, "plugins": plugins, "options": given, "ranks": recorded}
     if import_file:
         if import_file.is_dir():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from harness import paths
 from harness.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(
         raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
     wait, active, ranks = chosen
     Catalogue()  # whose ops say of which families their kernels are; the program may use them by harness.nn
-    folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    folder = output or paths.new_report("profile-torch")
     usual = torch.WINDOW
     window = usual._replace(wait=usual.wait if wait is None else wait, active=active or usual.active)
     found = torch.of_script(program, folder, window, values.numbers(ranks or ""))

@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from harness import paths
 from harness.cli import resuming, values
 from harness.cli.choosing import Scenarios, Variants
 from harness.cli.group import alone
@@ -132,7 +133,7 @@ def command(
         preview.show(plan, catalogue, kind, repeat)
         return
     name = plan.scenarios[0].name if len(plan.scenarios) == 1 else "run"
-    folder = output or Path("reports") / f"{name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    folder = output or paths.new_report(f"{name}-{kind}")
     if plan.left_out and not quiet:
         typer.echo(plan.left_out, err=True)
     request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import completion, values
+from harness.cli import completion, options, values
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
 from harness.errors import Exit, UsageError, nearest
@@ -101,7 +101,7 @@ def command(
         raise UsageError("--arch is for --dry-run: only this GPU can be timed", "add --dry-run, or leave --arch out")
     if output and output.suffix != ".json":
         raise UsageError(f"--output {output}: a table is a .json file", "such as plans/nvidia_h200.json")
-    timing = _timing(precision, max_time)
+    timing = options.timing(precision, max_time)
     wanted = _asked(
         op, variant, "cuda" if arch else _device(device), tuple(ops or ()), scenario, sizes, values.names(dtype)
     )
@@ -124,13 +124,6 @@ def _device(device: str | None) -> str:
     from harness import devices
 
     return devices.choose(device)
-
-
-def _timing(precision: float | None, max_time: float | None) -> Timing:
-    from harness.model import Timing
-
-    usual = Timing()
-    return Timing(precision or usual.precision, max_time or usual.max_time)
 
 
 def _spelt(arch: str) -> str:

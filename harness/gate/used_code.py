@@ -22,7 +22,7 @@ from harness.gate.opened import BUILT, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
-from harness.processes import python, start
+from harness.processes import hatchery, python, start
 from harness.processes.supervisor import Workers
 from harness.processes.used import EVERYTHING, digest, source_of
 
@@ -103,8 +103,8 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
-    # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
-    of_both = scenarios | {Path(start.__file__).resolve()}
+    # This process's scripts start the processes of both sides. Torch's compiler reads them, as all files on the stack.
+    of_both = scenarios | {Path(file).resolve() for file in (start.__file__, hatchery.__file__)}
     named = {side: _Names(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
@@ -113,6 +113,8 @@ def compared(
     changed = sorted(differing - scenario_names)
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
     used = {n for n in changed if any(_is_used(n, side, folders, found[side], probed[side]) for side in found)}
+    if repository.package is not None:
+        found = _without_instrument(found, f"{package / 'harness'}/", top)
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
@@ -126,6 +128,20 @@ def compared(
             map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
         ),
     )
+
+
+def _without_instrument(found: Mapping[Side, dict[str, str]], own: str, top: Path) -> dict[Side, dict[str, str]]:
+    """The files without what measures, where one side alone used it and the working tree has the same file.
+
+    The base's process reads scenarios, and begins in a script of its own. own: how names of the harness's files begin.
+    """
+    both, collection = found["base"].keys() & found["now"].keys(), tuple(f"{own}{name}" for name in paths.COLLECTION)
+
+    def counts(name: str, content: str) -> bool:
+        measures = name.startswith(own) and not name.startswith(collection)
+        return not measures or name in both or digest(top / name) != content
+
+    return {side: {n: content for n, content in files.items() if counts(n, content)} for side, files in found.items()}
 
 
 def edited(code: Checkout, used: UsedCode) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from harness.model import Attachment
 CALLS = 4
 """Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
 CALLS_OF_RANKS = 12
-"""The same of a case of several devices: how ranks wait for each other is told by the calls' spread."""
+"""Calls of a case of several devices that a profiler sees: their spread tells how ranks wait for each other."""
 RunCase = Callable[[int], None]
 """Runs the case of a number, counted from 1."""
 Running = Callable[..., AbstractContextManager[RunCase]]
@@ -124,6 +124,7 @@ def tools() -> dict[str, Tool]:
             message = f"entry point '{entry.name}' ({entry.value}): defines no {' and no '.join(missing)}"
             raise UsageError(message, "harness.profile.Tool says what a tool offers")
         if entry.name in found:
-            raise UsageError(f"entry point '{entry.name}' ({entry.value}): there is a tool of this name already")
+            message = f"entry point '{entry.name}' ({entry.value}): there is a tool of this name already"
+            raise UsageError(message, "give the entry point another name in its package, or uninstall the package")
         found[entry.name] = module
     return {name: cast(Tool, module) for name, module in found.items()}

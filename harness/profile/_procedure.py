@@ -74,29 +74,26 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     a tool with a file a case has found until then. Raises MachineError if the tool can't be used here, or leaves
     nothing to read.
     """
-    tools()[name].refuse()
+    tool = tools()[name]
+    tool.refuse()
+    prepare = partial(prepared, name, device=device, plugins=plugins, folder=folder, options=options, ranks=ranks)
     # What runs under a tool would disturb whoever measures.
     most = max((job.case.world for job in jobs), default=0)
     with lock.held(devices.kinds()[device], range(most)):
-        return _profile(name, jobs, device, plugins, folder, told, options, ranks, keep)
+        return _profile(tool, jobs, prepare, told, keep)
 
 
-def _profile(  # noqa: PLR0913, PLR0917 - as above
-    name: str,
+def _profile(
+    tool: Tool,
     jobs: Sequence[Job],
-    device: str,
-    plugins: Sequence[Path],
-    folder: Path,
+    prepare: Callable[[Sequence[Job]], Part],
     told: Told,
-    options: Mapping[str, int] | None,
-    ranks: Sequence[int],
     keep: Callable[[Sequence[Attachment]], None],
 ) -> Profiled:
-    tool = tools()[name]
+    """Run the cases under the tool, in as many starts as it takes. prepare: gives the next start for some cases."""
     todo, found = [job for alike in of_one_world(jobs) for job in alike], Profiled()
     while todo:
-        alike = of_one_world(todo)[0]
-        part = prepared(name, alike, device=device, plugins=plugins, folder=folder, options=options, ranks=ranks)
+        part = prepare(of_one_world(todo)[0])
         try:
             ran, outputs = _carried_out(part, tool, told)
         except KeyboardInterrupt:

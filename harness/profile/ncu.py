@@ -37,12 +37,8 @@ _FAILURES = (
     ("LibraryNotLoaded", "Nsight Compute can't reach the driver's profiler", _CONTAINER),
     ("driver is not compatible", "Nsight Compute and the driver don't fit", "update the driver, or take an older ncu"),
     ("InterprocessLockFile", "another profiler holds Nsight Compute's lock", "wait for it, or remove the lock file"),
-    ("already in use", "another profiler uses this GPU's counters", "end it (dcgm-exporter reads counters, too)"),
-    (
-        "concurrently collecting",
-        "another profiler uses this GPU's counters",
-        "end it (dcgm-exporter reads counters, too)",
-    ),
+    ("already in use", "another profiler uses this GPU's counters", _END_IT),
+    ("concurrently collecting", "another profiler uses this GPU's counters", _END_IT),
 )
 """What Nsight Compute writes, what it means, and what to do."""
 

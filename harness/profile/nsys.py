@@ -122,7 +122,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
-    """The same of a recording that was made elsewhere by our command line.
+    """The figures of a recording that was made elsewhere, by our command line or another.
 
     Without `cases`, the cases of the recording count. In a recording of another program these are its outermost NVTX
     ranges, or the whole by the id ''; then a figure is of a range. A recording without kernels tells its ranges alone.

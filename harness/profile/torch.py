@@ -65,7 +65,7 @@ _WORDS = ("python", "python3", "torchrun")
 _SWITCHES = re.compile(r"-[bBdOquv]+|-[WX].+")
 """Options of Python that a program keeps."""
 _WITH_VALUE = ("-W", "-X")
-"""The same, whose value may be the next word."""
+"""Options of Python that a program keeps, and whose value may be the next word."""
 _TORCHRUN = "torch.distributed.run"
 
 
@@ -135,7 +135,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
-    """The same of a trace that was made elsewhere: by our command, whose request lies beside it, or by any program.
+    """The figures of a trace that was made elsewhere: by our command, whose request lies beside it, or by any program.
 
     The trace of a program is about the only one of `cases`, or about none (''); its figures are of the whole trace.
     """

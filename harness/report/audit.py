@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness import units
 from harness.report.counted import LIMIT, PARTS, Counted, Gap
 from harness.report.reasons import UNEXPLAINED, reasons
-from harness.report.tree import Block, Cell, Column, Items, Kind, Note, Section, Table, text_column
+from harness.report.tree import Block, Cell, Column, Items, Kind, Note, Section, Table, or_nothing, text_column
 
 TITLE = "Bytes by counters"
 _LARGE = 100e6
@@ -68,7 +68,7 @@ def table(found: Sequence[Counted]) -> Table:
 
 
 def _shares(gaps: Sequence[Gap]) -> tuple[Cell, ...]:
-    return tuple("" if gap.share is None else gap.share for gap in gaps)
+    return tuple(or_nothing(gap.share) for gap in gaps)
 
 
 def _time_apart(c: Counted) -> Cell:

@@ -18,8 +18,8 @@ from harness.metrics import Metric, Subject
 from harness.model import Attachment
 from harness.report import tool_figures
 from harness.report.frame import Line
-from harness.report.text import plural
 from harness.stats import mean_interval
+from harness.units import plural
 
 Over = Literal["processes", "recordings", "calls", "samples", "counters", ""]
 """What an interval is over: fresh processes, recordings of a tool, what one recording has of each call, the samples of

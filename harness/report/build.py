@@ -29,7 +29,7 @@ from harness.report import (
 )
 from harness.report.frame import Line, by_scenario
 from harness.report.plotting import Plot
-from harness.report.text import as_text, plural
+from harness.report.text import as_text
 from harness.report.tree import (
     Block,
     CommandLine,
@@ -47,6 +47,7 @@ from harness.report.tree import (
     tables,
     text_column,
 )
+from harness.units import plural
 
 WARNINGS = "Warnings"
 CEILINGS = "ceilings.svg"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import units
 from harness.report import roofline_plot, size_charts
 from harness.report.canvas import WIDE, WIDTH, canvas, legend, peak_line, save
-from harness.report.plot_parts import Marks, ceiling_look, ceilings, error_bars, looks_of, metric_axis, words
+from harness.report.plot_parts import Marks, ceiling_look, ceilings, error_bars, looks_of, metric_axis, shown_interval
 from harness.report.plotting import Layout, Plot
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _ROOM = 0.2
 
 
 def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
-    """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
+    """Draw one plot and save it, as SVG or PNG by the suffix. peak: bandwidth of the library copy in B/s."""
     with canvas(_height(plot), plot.title, WIDE if plot.layout in _WIDE else WIDTH) as (drawing, axes):
         drawn = _LAYOUTS[plot.layout](axes, plot)
         error_bars(axes, plot, drawn, across=plot.layout == "ranking")
@@ -94,14 +94,16 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
     look = looks_of(plot)
     colors = [look[series].color for series in plot.rows["series"]]
     axes.barh(range(len(values)), values, 0.75, color=colors, edgecolor="black", linewidth=0.4)
-    for place, (value, status) in enumerate(zip(values, plot.rows["status"], strict=True)):
-        end, said = (0, words(status)) if math.isnan(value) else (value, units.significant(value))
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # a line behind the figure would cross it
-        axes.annotate(said, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6, bbox=box)
     for ceiling in ceilings(plot):
         axes.axvline(ceiling / unit, **ceiling_look(plot))
     axes.set_yticks(range(len(values)), plot.rows["series"])
     axes.set_ylim(len(values) - 0.4, -0.6)
+    for place, (value, (_, row)) in enumerate(zip(values, plot.rows.iterrows(), strict=True)):
+        bar = shown_interval(axes, plot, row, across=True)
+        end = 0 if math.isnan(value) else max(value, bar[1] / unit if bar else value)
+        said = row["status"].replace("_", " ") if math.isnan(value) else units.significant(value)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # a line behind the figure would cross it
+        axes.annotate(said, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6, bbox=box)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(text)
     axes.grid(axis="x")
@@ -133,7 +135,7 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
                     axes.annotate(said, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=5.5)
         for place, status in enumerate(rows["status"], len(names)):
             if status != "ok":
-                axes.text(least, place, f" {words(status)}", va="center", fontsize=5.5)
+                axes.text(least, place, f" {status.replace('_', ' ')}", va="center", fontsize=5.5)
         names += list(rows["variant"])
     axes.set_xscale("log")
     axes.set_xlim(least, most * (most / least) ** _ROOM)
@@ -156,7 +158,7 @@ def _statuses(axes: matplotlib.axes.Axes, bars: Iterable[tuple[float, str]]) -> 
     """Write the status of each case without a time in the place of its bar."""
     for middle, status in bars:
         if status != "ok":
-            axes.text(middle, 0, f" {words(status)}", rotation=90, ha="center", va="bottom", fontsize=5.5)
+            axes.text(middle, 0, f" {status.replace('_', ' ')}", rotation=90, ha="center", va="bottom", fontsize=5.5)
 
 
 _LAYOUTS: dict[Layout, Callable[[matplotlib.axes.Axes, Plot], list[Marks]]] = {

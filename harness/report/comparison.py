@@ -14,7 +14,7 @@ from harness.metrics import METRICS
 from harness.model import Difference
 from harness.report.formats.csv import defused
 from harness.report.formats.markdown import render
-from harness.report.tree import Cell, Column, Kind, Note, Page, Range, Section, Table, text_column
+from harness.report.tree import Cell, Column, Kind, Note, Page, Range, Section, Table, or_nothing, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,8 +107,8 @@ def _of_one(made: Compared) -> Iterator[Column]:
     [found], [name] = made.differences, made.names
     unit, foot = METRICS["time"].unit, ("",) * _has_mean(made)
     yield text_column("case", _with_mean(made, (d.case.id for d in found)), code=True)
-    yield Column("reference ({unit})", (*(_or_nothing(d.reference) for d in found), *foot), unit)
-    yield Column("run ({unit})", (*(_or_nothing(d.run) for d in found), *foot), unit)
+    yield Column("reference ({unit})", (*(or_nothing(d.reference) for d in found), *foot), unit)
+    yield Column("run ({unit})", (*(or_nothing(d.run) for d in found), *foot), unit)
     yield _ratios(made, name, "ratio")
     yield Column("95% interval", (*map(_interval, found), *foot), units.FINE_RATIO, keep=3)
     yield text_column("verdict", (*(d.verdict for d in found), *foot))
@@ -120,17 +120,17 @@ def _of_several(made: Compared) -> Iterator[Column]:
     unit, foot = METRICS["time"].unit, ("",) * _has_mean(made)
     times = [next((d.reference for d in row if d.reference is not None), None) for row in _rows(made)]
     yield text_column("case", _with_mean(made, (row[0].case.id for row in _rows(made))), code=True)
-    yield Column(_head(made.baseline, " ({unit})"), (*map(_or_nothing, times), *foot), unit)
+    yield Column(_head(made.baseline, " ({unit})"), (*map(or_nothing, times), *foot), unit)
     for name, found in zip(made.names, made.differences, strict=True):
-        yield Column(_head(name, " ({unit})"), (*(_or_nothing(d.run) for d in found), *foot), unit, keep=3)
+        yield Column(_head(name, " ({unit})"), (*(or_nothing(d.run) for d in found), *foot), unit, keep=3)
         yield _ratios(made, name, _head(name, " ratio"))
         yield text_column(_head(name, " verdict"), (*(d.verdict for d in found), *foot), keep=4)
 
 
 def _ratios(made: Compared, name: str, head: str) -> Column:
     found, mean = made.of(name), made.geomean(name)
-    foot = (_or_nothing(mean),) * _has_mean(made)
-    return Column(head, (*(_or_nothing(d.ratio) for d in found), *foot), units.FINE_RATIO)
+    foot = (or_nothing(mean),) * _has_mean(made)
+    return Column(head, (*(or_nothing(d.ratio) for d in found), *foot), units.FINE_RATIO)
 
 
 def _with_mean(made: Compared, ids: Iterable[str]) -> tuple[str, ...]:
@@ -158,12 +158,8 @@ def _worst(row: Sequence[Difference]) -> Kind:
 
 def _outcome(found: Sequence[Difference]) -> str:
     verdicts = Counter(d.verdict for d in found)
-    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
+    counts = [f"{verdicts[name]} {name.replace('~', 'within noise (~)')}" for name in _VERDICTS if verdicts[name]]
     return ", ".join(counts) or "no case in either run"
-
-
-def _or_nothing(value: float | None) -> Cell:
-    return "" if value is None else value
 
 
 def _interval(difference: Difference) -> Cell:

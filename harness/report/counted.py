@@ -106,12 +106,12 @@ class Gap:
 
     @property
     def bytes(self) -> float:
-        """Bytes by counters less the declared ones."""
+        """Bytes by counters less the declared bytes."""
         return self.found - self.declared
 
     @property
     def share(self) -> float | None:
-        """The same as a share of the declared ones; None where none are declared."""
+        """Bytes by counters less the declared bytes, as a share of the declared bytes; None where none are declared."""
         return self.bytes / self.declared if self.declared else None
 
     @property

@@ -12,8 +12,8 @@ from harness.ops.catalogue import LOADED
 from harness.report import overview
 from harness.report.frame import Line
 from harness.report.summary import Standing, Summary, summarise
-from harness.report.text import plural
 from harness.report.tree import Block, Details, Items, Note, Section, Table, text_column
+from harness.units import plural
 
 TITLE, EACH, FASTEST, VARIANTS = "Summary", "Each op", "Fastest variants", "Variants and rows"
 _MOST_BEHIND = 8
@@ -40,7 +40,7 @@ def blocks(run: Run) -> Iterator[Block]:
 
 
 def headline(run: Run) -> Iterator[Block]:
-    """The same for a console: the sentences, and who is behind."""
+    """The summary of a run for a console: the sentences, and the comparisons in which ours is behind."""
     found = summarise(run)
     if found.whole.compared:
         yield from map(Note, overview.headline(found))

@@ -117,7 +117,7 @@ def drift(limits: Limits) -> str:
 
 
 def draw(limits: Limits, path: Path) -> list[Path]:
-    """Bandwidth over bytes moved, a line a mix, and the library copy's peak; as SVG."""
+    """Bandwidth over bytes moved, a line a mix, and the library copy's peak; as SVG or PNG by the suffix."""
     with canvas(2.7, "Memory ceilings") as (drawing, axes):
         for (name, points), look in zip(by_mix(limits).items(), SERIES, strict=False):
             bandwidths = [point.bandwidth / 1e9 for point in points]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from harness import units
 from harness.report.summary import COMPILE, MARGIN, Gain, Standing, Standings, Summary, TimeRatio
-from harness.report.text import plural
-from harness.report.tree import Cell, Column, Note, Range, Table, text_column
+from harness.report.tree import Cell, Column, Note, Range, Table, or_nothing, text_column
+from harness.units import plural
 
 _MOST_NAMES = 3
 """Names of our variants that the sentence has room for."""
@@ -52,11 +52,11 @@ def behind(standings: Sequence[Standing]) -> Table:
             text_column("comparison", (s.group for s, *_ in found), code=True),
             text_column("ours", (ours.case.variant for _, ours, *_ in found)),
             text_column("rival", (rival.case.variant for _, _, rival, _ in found)),
-            Column("ours ({unit})", tuple(_or_nothing(ours.subject.time) for _, ours, *_ in found), time),
-            Column("rival ({unit})", tuple(_or_nothing(rival.subject.time) for _, _, rival, _ in found), time),
+            Column("ours ({unit})", tuple(or_nothing(ours.subject.time) for _, ours, *_ in found), time),
+            Column("rival ({unit})", tuple(or_nothing(rival.subject.time) for _, _, rival, _ in found), time),
             Column("rival / ours", tuple(own.value for *_, own in found), ratio, hint=_RATIO),
             Column("95% interval", tuple(interval(own) for *_, own in found), ratio, keep=3),
-            Column("of ceiling", tuple(_or_nothing(o.values["of_ceiling"]) for _, o, *_ in found), units.SHARE, keep=4),
+            Column("of ceiling", tuple(or_nothing(o.values["of_ceiling"]) for _, o, *_ in found), units.SHARE, keep=4),
         )
     )
 
@@ -71,8 +71,8 @@ def best(standings: Sequence[Standing]) -> Table:
         (
             text_column("comparison", (s.group for s in standings), code=True),
             text_column("fastest", (line.case.variant for line in lines)),
-            Column("time ({unit})", tuple(_or_nothing(line.subject.time) for line in lines), units.SECONDS),
-            Column("of ceiling", tuple(_or_nothing(o.values["of_ceiling"]) for o in lines), units.SHARE),
+            Column("time ({unit})", tuple(or_nothing(line.subject.time) for line in lines), units.SECONDS),
+            Column("of ceiling", tuple(or_nothing(o.values["of_ceiling"]) for o in lines), units.SHARE),
             text_column("next", (s.next.case.variant if s.next else "" for s in standings)),
             Column("next / fastest", tuple(map(_lead, standings)), units.FINE_RATIO, hint=_NEXT),
         )
@@ -112,7 +112,7 @@ _LOWEST = "the lowest share of the ceiling that ours reaches; where no variant o
 def _gains(over: str, ops: Sequence[Standings]) -> Column:
     found = [next((gain.ratio.value for gain in op.gains if gain.over == over), None) for op in ops]
     hint = "geometric mean over the comparisons of: time of this variant over time of ours"
-    return Column(f"over {over}", tuple(map(_or_nothing, found)), units.RATIO, hint=hint)
+    return Column(f"over {over}", tuple(map(or_nothing, found)), units.RATIO, hint=hint)
 
 
 def _count(op: Standings) -> str:
@@ -120,7 +120,7 @@ def _count(op: Standings) -> str:
 
 
 def _lowest(op: Standings) -> Cell:
-    return _or_nothing(op.lowest.values["of_ceiling"]) if op.lowest else ""
+    return or_nothing(op.lowest.values["of_ceiling"]) if op.lowest else ""
 
 
 def _outcomes(op: Standings) -> Iterator[str]:
@@ -140,7 +140,3 @@ def warnings(summary: Summary) -> tuple[Note, ...]:
 def interval(ratio: TimeRatio) -> Cell:
     """The interval of a ratio as a cell; empty where it isn't known."""
     return "" if ratio.low is None or ratio.high is None else Range(ratio.low, ratio.high)
-
-
-def _or_nothing(value: float | None) -> Cell:
-    return "" if value is None else value

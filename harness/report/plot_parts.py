@@ -67,11 +67,6 @@ def ceiling_look(plot: Plot) -> dict[str, Any]:
     return CEILING | {"label": METRICS[plot.metric.limit].title}
 
 
-def words(status: str) -> str:
-    """A status as words."""
-    return status.replace("_", " ")
-
-
 def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *, across: bool = False) -> None:
     """Draw the 95% interval of each row, where it is wider than a mark. The axes must have their limits.
 
@@ -80,8 +75,8 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
     scale, label = metric_axis(plot)[1], "95% interval"
     for marks in drawn:
         for place, (_, row) in zip(marks.places, marks.rows.iterrows(), strict=True):
-            ends = interval(plot, row)
-            if ends is None or _length(axes, [end / scale for end in ends], across=across) <= _MARK:
+            ends = shown_interval(axes, plot, row, across=across)
+            if ends is None:
                 continue
             value = row[plot.metric.name]
             error: Any = [[(value - ends[0]) / scale], [(ends[1] - value) / scale]]
@@ -90,6 +85,17 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
             else:
                 axes.errorbar(place, value / scale, yerr=error, label=label, **_BAR)
             label = "_nolegend_"
+
+
+def shown_interval(
+    axes: matplotlib.axes.Axes, plot: Plot, row: pd.Series[Any], *, across: bool = False
+) -> tuple[float, float] | None:
+    """The 95% interval of a row, in SI units, where it is wider than a mark. The axes must have limits.
+
+    across: the metric's axis lies across.
+    """
+    ends, scale = interval(plot, row), metric_axis(plot)[1]
+    return ends if ends and _length(axes, [end / scale for end in ends], across=across) > _MARK else None
 
 
 def interval(plot: Plot, row: pd.Series[Any]) -> tuple[float, float] | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from harness import units
 from harness.model import DeviceFacts, Machine, Result, Run, Scenario, Warning
 from harness.ops.codes import Codes
-from harness.report.text import plural
 from harness.report.tree import Facts, Note
 from harness.stats import range_over_median, relative_width
+from harness.units import plural
 
 DIGEST = 12
 """Characters of a hash that are shown: enough to tell two apart."""
@@ -92,13 +92,12 @@ def unmeasured(run: Run) -> int:
 def outcome(run: Run) -> str:
     """How many cases ended in which way: '28 ok, 1 crashed, 1 wrong'."""
     counts = Counter(result.status for result in run.results)
-    ended = [f"{count} {_words(status)}" for status, count in sorted(counts.items(), key=lambda item: item[0] != "ok")]
+    ended = [
+        f"{count} {status.replace('_', ' ')}"
+        for status, count in sorted(counts.items(), key=lambda item: item[0] != "ok")
+    ]
     missing = unmeasured(run)
     return ", ".join([*ended, *([f"{missing} not measured"] if missing else [])]) or "no case was measured"
-
-
-def _words(status: str) -> str:
-    return status.replace("_", " ")
 
 
 def processes(run: Run) -> str:

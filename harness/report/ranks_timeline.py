@@ -124,20 +124,41 @@ def _summed(rows: list[tuple[str, list[float], units.Unit]], ranks: list[int]) -
 
 
 def _collectives(found: RanksProfile) -> Iterator[Block]:
-    """What clocks differ by, what collectives took before and after the last rank's arrival, and who was last."""
+    """What was compared, what was found, and what the words mean."""
     skew = found.skew
     for text in skew.left_out:
         yield Note(f"{text[:1].upper()}{text[1:]}.")
     if skew.unknown:
         yield Note(f"Nothing is known of waiting: {skew.unknown}.")
         return
-    ranks = skew.ranks
     yield Facts(
         (
             ("compared", f"{units.plural(skew.collectives, 'collective')} in which every rank waits for all"),
             ("resolution", f"{units.seconds(skew.scatter, 2)}; ranks that arrive nearer to each other arrive together"),
         )
     )
+    yield from _arrivals(found)
+    clock = (
+        f"ahead of rank {skew.ranks[0].rank}'s, by the ends of collectives, which end at about the same moment on all "
+        "ranks: the median over all collectives; '+-' is half of its 95% interval"
+    )
+    yield Terms(
+        (
+            ("clock", clock),
+            ("until the last", "time a step in which a collective waited for its last rank, hidden by kernels or not"),
+            ("since", "time a step in other collectives: what sending takes"),
+            ("last in", "share of the collectives in which the rank arrived last, and by how much, the median"),
+        )
+    )
+    yield Note(
+        "A rank that always leaves collectives later than the other ranks looks as if its clock were ahead; the traces "
+        "can't tell the two apart."
+    )
+
+
+def _arrivals(found: RanksProfile) -> Iterator[Block]:
+    """What the clock of each rank differs by, how long collectives waited and sent, and which rank was last."""
+    skew, ranks = found.skew, found.skew.ranks
     if len(ranks) <= _MOST_ROWS:
         yield Table(
             (
@@ -156,24 +177,6 @@ def _collectives(found: RanksProfile) -> Iterator[Block]:
         yield _summed([(name, values, units.SECONDS) for name, values in (*rows, clocks)], _numbers(found))
         last = [rank.last / skew.collectives for rank in ranks]
         yield _summed([("last in", last, units.SHARE)], _numbers(found))
-    yield Terms(
-        (
-            (
-                "clock",
-                (
-                    f"ahead of rank {ranks[0].rank}'s, by the ends of the same collectives, which end at about the "
-                    "same moment on all ranks: the median over all collectives; '+-' is half of its 95% interval"
-                ),
-            ),
-            ("until the last", "time a step in which a collective waited for its last rank, hidden by kernels or not"),
-            ("since", "time a step in other collectives: what sending takes"),
-            ("last in", "share of the collectives in which the rank arrived last, and by how much, the median"),
-        )
-    )
-    yield Note(
-        "A rank that always leaves collectives later than the other ranks looks as if its clock were ahead; the traces "
-        "can't tell the two apart."
-    )
 
 
 def _signed(seconds: float) -> str:

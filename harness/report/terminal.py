@@ -79,12 +79,12 @@ def _block(block: Block, console: Console) -> None:  # noqa: C901 - one case a n
         case Table():
             _table(block, console)
         case Note():
-            _tell(console, _note(block), _STYLES[block.kind])
+            _tell(console, block.line, _STYLES[block.kind])
         case Prose() | CommandLine():
             _tell(console, block.text)
         case Items():
             for note in block.notes:
-                _tell(console, _note(note), _STYLES[note.kind])
+                _tell(console, note.line, _STYLES[note.kind])
         case Facts() | Terms():
             for label, value in block.pairs:
                 _tell(console, f"{label}: {value}")
@@ -95,12 +95,6 @@ def _block(block: Block, console: Console) -> None:  # noqa: C901 - one case a n
             _blocks(block.blocks, console)
         case Figure() | Contents():
             pass
-
-
-def _note(note: Note) -> str:
-    about = " ".join(filter(None, [note.label, note.about]))
-    told = ": ".join(filter(None, [about, note.text]))
-    return " ".join(f"{told}; {note.advice}".split() if note.advice else told.split())
 
 
 def _tell(console: Console, text: str, style: str = "") -> None:

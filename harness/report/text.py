@@ -75,8 +75,3 @@ def first_line(error: str) -> str:
     """The first line of an error, cut to the length of a table's cell."""
     line = next((line.strip() for line in error.splitlines() if line.strip()), "")
     return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"
-
-
-def plural(count: int, noun: str) -> str:
-    """'1 case', '2 cases'."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")

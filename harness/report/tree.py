@@ -46,6 +46,11 @@ Cell = float | str | Quantities | Range | Bounds
 """A value in SI units of the column's unit, or text; an empty text for nothing."""
 
 
+def or_nothing(value: float | None) -> Cell:
+    """A value as a cell, which is empty if the value isn't known."""
+    return "" if value is None else value
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
@@ -110,6 +115,12 @@ class Note:
     label: str = ""
     about: str = ""
     advice: str = ""
+
+    @property
+    def line(self) -> str:
+        """All of the note in one line of plain text."""
+        told = ": ".join(filter(None, [" ".join(filter(None, [self.label, self.about])), self.text]))
+        return " ".join((f"{told}; {self.advice}" if self.advice else told).split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ def test_the_last_row_has_the_mean(reports: Path) -> None:
     assert lines[3].split() == ["geomean", "1.994x"]
 
 
+def test_the_last_line_says_what_the_sign_of_noise_means(reports: Path) -> None:
+    assert invoke(reports / "a", reports / "a").stdout.splitlines()[-1] == "1 within noise (~)"
+
+
 def test_the_last_run_is_the_one_that_began_last(reports: Path) -> None:
     records = json.loads(invoke(reports / "a", "@last", "--format=json").stdout)
     assert [(each["run"], each["verdict"]) for each in records["differences"]] == [("late", "slower")]

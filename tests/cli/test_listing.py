@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from harness import cli, discover
-from harness.cli import app, completion, listing
-from harness.cli.columns import aligned
+from harness.cli import app, completion, gate, listing
+from harness.cli.columns import aligned, flowing
 from harness.cli.group import LISTED
 from harness.devices import kinds
 from harness.ops import Catalogue, Op, catalogue
@@ -48,6 +48,19 @@ def test_the_last_column_goes_below_where_there_is_no_room_beside(monkeypatch: p
     assert " ".join(line.strip() for line in more) == rows[0][-1]
     assert last.split() == ["c", "d"]
     assert aligned([]) == []
+
+
+def test_lines_are_wrapped_where_the_terminal_ends_and_paths_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/a/{'b' * 40}"
+    text = f"one\n  two  three four five six seven eight nine ten\n\n  cache  {path}"
+    assert flowing(text) == text  # in a pipe
+    monkeypatch.setenv("COLUMNS", "40")
+    first, second, third, empty, name, whole = flowing(text).splitlines()
+    assert (first, empty) == ("one", "")
+    assert second.startswith("  two  three four ")
+    assert third.startswith("    ")
+    assert max(len(second), len(third)) <= 40
+    assert (name, whole) == ("  cache", f"    {path}")
 
 
 def test_the_whole_listing_is_short_and_has_every_name() -> None:
@@ -91,7 +104,8 @@ def test_every_command_has_a_file_with_its_name_and_help() -> None:
     group = typer.main.get_command(app)
     context = group.make_context("harness", ["list"])
     files = [file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\napp = " in file.read_text()]
-    assert sorted(cli.AllCommands.FILES.values()) == sorted({*files} - {"__init__"})
+    of_gate = [f"gate_{name}" for name in gate.COMMANDS]
+    assert sorted([*cli.AllCommands.FILES.values(), *of_gate]) == sorted({*files} - {"__init__"})
     for name in group.list_commands(context):  # type: ignore[attr-defined]
         command = group.get_command(context, name)  # type: ignore[attr-defined]
         assert command.name == name

@@ -71,7 +71,7 @@ def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(
     assert done.exit_code == 0, done.stderr
     [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("prelu/eager/float32/N8-C64-H56-W56")]
     # x and alpha are read, y is written: 4 * 8 * 64 * 56 * 56 bytes and 4 * 64 more.
-    assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "44.96", "MB"]
+    assert row[1:] == ["6.423", "MB", "6.423", "MB", "44.96", "MB"]
     assert re.search(r"^12 measurements on .*, about 0:0\d:\d\d$", done.stdout, re.MULTILINE)
     [left_out] = re.findall(r"left out on cpu: (.*?) \(need cuda\)", " ".join(done.stdout.split()))
     assert left_out.startswith("prelu/compile_autotune, naive, ")
@@ -138,8 +138,7 @@ def test_a_dry_run_predicts_what_does_not_fit(tmp_path: Path) -> None:
     scenario.write_text("title: Huge\nop: copy\nshapes: [{N: 2**50}]\ndtypes: [float32]\nvariants: [eager]\n")
     done = invoke("run", scenario, "--device=cpu", "--dry-run")
     assert done.exit_code == 0, done.output
-    [row] = [line for line in done.stdout.splitlines() if line.startswith("copy/eager/")]
-    assert row.endswith(", out of memory")
+    assert re.search(r"N1125899906842624 .* 31525 TB, out of memory$", done.stdout, re.MULTILINE)
 
 
 def test_a_dry_run_needs_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

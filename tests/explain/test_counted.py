@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def test_the_page_has_cases():
     assert len(VERDICTS) == sum(line.count("`") == 2 and line.startswith("|") for line in PAGE.read_text().splitlines())
     assert len({case for case, _ in VERDICTS}) == len(VERDICTS) > 40
     assert {rule for _, told in VERDICTS for rule in told.split(", ")} <= {*all_rules(), NOT_KNOWN}
+
+
+def test_the_page_begins_with_how_often_explain_finds_the_texts_reason():
+    page = PAGE.read_text("utf-8")
+    counts = Counter(re.findall(r"^\| [A-Z]\d+ \|.* \| (yes|second|no) \|$", page, re.MULTILINE))
+    told = " ".join(page.split())
+    assert f"names the text's reason first for {counts['yes']} of {counts.total()} slow kernels" in told
+    assert f"and for {counts['no']} kernels the counters name another cause" in told
+    assert counts["second"] == 1
 
 
 @cache

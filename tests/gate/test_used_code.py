@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from harness.gate.records import Revision, Side, UsedCode
 from harness.gate.used_code import Probed, compared, probe
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job
-from harness.processes import python, start
+from harness.processes import hatchery, python, start
 from harness.processes.messages import Surveyed
 from harness.processes.used import digest
 from tests.gate.foreign import write
@@ -178,12 +178,28 @@ def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
     assert found.shared == (str(kept),)
 
 
-def test_the_file_that_starts_the_processes_of_both_sides_is_not_shared(
-    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
+def test_what_measures_is_the_same_code_though_one_side_alone_used_it(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """The process of the base reads scenarios, which the other's needn't. Ops count, and so does a difference."""
+    ours = {name: f"pkg/harness/{name}" for name in ("m.py", "scenario.py", "collection/op.py", "nn.py")}
+    used = {side: [places.file(f"{side}/{name}") for name in ours.values()] for side in ("tree", "repository")}
+    found = comparison(probed(*used["tree"][:2]), probed(used["repository"][0]))
+    assert found.same
+    assert found.base == found.now == ((ours["m.py"], X),)
+    assert not comparison(probed(*used["tree"][:3]), probed(used["repository"][0])).same
+    assert not comparison(probed(*used["tree"]), probed(*used["repository"][:3])).same
+    places.file(f"repository/{ours['scenario.py']}", "y")
+    assert not comparison(probed(*used["tree"][:2]), probed(used["repository"][0])).same
+
+
+@pytest.mark.parametrize("script", [start, hatchery])
+def test_a_file_that_starts_the_processes_of_both_sides_is_not_shared(
+    script: ModuleType, places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the harness's own repository it is the working tree's for both, and torch's compiler reads it."""
     starts, used = places.file("repository/start.py"), places.file("repository/a.py")
-    monkeypatch.setattr(start, "__file__", str(starts))
+    monkeypatch.setattr(script, "__file__", str(starts))
     found = comparison(probed(starts), probed(starts, used), ("start.py",))
     assert (found.shared, found.base, found.now) == ((), (), (("a.py", X),))
     assert found.unused == ("start.py",), "it is told if it has changed"

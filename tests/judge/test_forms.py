@@ -113,8 +113,9 @@ def test_arguments_that_are_sizes_in_every_case_are_sizes() -> None:
     assert [one.sizes for one in tested] == [{"n": 8, "world_": 3, "mode": "_", "flag": "False", "k": "0"}]
     assert tested[0].arguments == {"n": 8, "world": 3, "mode": "", "flag": False, "k": 0}
     assert gpumode._cases([{"n": 1}])[0][0].sizes == {"n": 1}
-    with pytest.raises(UsageError, match="cases with other arguments than n can't be judged together"):
+    with pytest.raises(UsageError, match="cases with other arguments than n can't be judged together") as told:
         gpumode._cases([{"n": 1}], [{"m": 1}])
+    assert told.value.advice == "give all cases of task.yml and of --sizes the same arguments"
 
 
 @pytest.fixture

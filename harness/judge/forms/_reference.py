@@ -22,6 +22,10 @@ NAME = "judged"
 TOLERANCE = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 """Relative and absolute error that a result may have, as KernelBench allows it for halves and floats."""
 
+IN_ONE_FILE = (
+    "The reference stands in the candidate's own file, which could bend it: --reference FILE names another one."
+)
+
 Function = Callable[[Any], Any]
 """Gives the outputs for a form's data."""
 

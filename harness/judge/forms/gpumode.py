@@ -54,11 +54,6 @@ def sheet(asked: Asked, source: Source) -> Sheet:
         )
     if asked.dtypes:
         raise UsageError("--dtype can't be given: generate_input of this form makes the inputs", "leave it out")
-    notes = []
-    if home.file == source.file:
-        notes.append(
-            "The reference stands in the candidate's own file, which could bend it: --reference FILE names another one."
-        )
     cases = _cases(timed or ({},), tested)
     files = [one["source"] for one in task.get("files", ()) if isinstance(one.get("source"), str)]
     folders = {str((home.file.parent / file).resolve().parent) for file in files}
@@ -75,7 +70,7 @@ def sheet(asked: Asked, source: Source) -> Sheet:
         options={"manifest": dict(asked.manifest), "seeded": "seed" in home.functions["generate_input"]},
         timed=cases[0],
         tested=cases[1],
-        notes=tuple(notes),
+        notes=(_reference.IN_ONE_FILE,) if home.file == source.file else (),
     )
 
 
@@ -130,7 +125,8 @@ def _cases(*lists: Sequence[Mapping[str, Any]]) -> list[tuple[Sized, ...]]:
         for one in part:
             arguments = {name: value for name, value in one.items() if name != "seed"}
             if arguments.keys() != every[0].keys():
-                raise UsageError(f"cases with other arguments than {', '.join(every[0])} can't be judged together")
+                message = f"cases with other arguments than {', '.join(every[0])} can't be judged together"
+                raise UsageError(message, "give all cases of task.yml and of --sizes the same arguments")
             named = {_name(n): value if n in whole else _written(value) for n, value in arguments.items()}
             if tuple(named.values()) not in seen:
                 seen.add(tuple(named.values()))

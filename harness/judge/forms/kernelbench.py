@@ -56,11 +56,6 @@ def sheet(asked: Asked, source: Source) -> Sheet:
     dtypes = asked.dtypes or ("float32",)
     if len(dtypes) > 1 or dtypes[0] not in FLOATS:
         raise UsageError(f"--dtype {','.join(dtypes)} can't be judged in this form", f"name one of {', '.join(FLOATS)}")
-    notes = []
-    if asked.reference is None:
-        notes.append(
-            "The reference stands in the candidate's own file, which could bend it: --reference FILE names another one."
-        )
     return Sheet(
         form="kernelbench",
         candidate=str(source.file.resolve()),
@@ -72,7 +67,7 @@ def sheet(asked: Asked, source: Source) -> Sheet:
         op=_reference.NAME,
         options={"manifest": dict(asked.manifest), "cast": dtypes[0]},
         timed=(Sized({}, {}),),
-        notes=tuple(notes),
+        notes=() if asked.reference else (_reference.IN_ONE_FILE,),
     )
 
 

@@ -1,4 +1,4 @@
-"""The same figures as the format `plots` draws, as PNG: for slides, and for programs that show no SVG."""
+"""The figures of the format `plots` as PNG: for slides, and for programs that show no SVG."""
 
 from __future__ import annotations
 

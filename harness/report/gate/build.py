@@ -22,8 +22,8 @@ from harness.report.gate.content import (
     table,
     told,
 )
-from harness.report.text import plural
 from harness.report.tree import Block, CommandLine, Facts, Figure, Items, Note, Page, Section, Terms
+from harness.units import plural
 
 _DIGEST = 12
 _MOST_NOTES = 10

@@ -10,8 +10,8 @@ from harness import units
 from harness.errors import Exit
 from harness.gate.offsets import ASSUMED
 from harness.gate.records import GRAVITY, CaseEvidence, Decision, Finding, GateRun, Revision, Severity, Stage, share
-from harness.report.text import plural
 from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
+from harness.units import plural
 
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {

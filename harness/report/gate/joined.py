@@ -19,8 +19,8 @@ from harness.report.gate.formats import junit, markdown
 from harness.report.gate.stopped import WORDS
 from harness.report.placing import placed
 from harness.report.terminal import show
-from harness.report.text import plural
 from harness.report.tree import Block, Items, Note, Page, Section, Table, text_column
+from harness.units import plural
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.gate.records import GateRun, Pair, Stage, share
 from harness.report import canvas
 from harness.report.gate.content import CaseRow, rows
-from harness.report.text import plural
+from harness.units import plural
 
 if TYPE_CHECKING:
     import matplotlib.axes

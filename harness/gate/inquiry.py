@@ -97,6 +97,7 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     cases = replace(cases, untold=(*cases.untold, *unheard))
     same = _same(cases, used, (before, after))
+    codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used), judged)
 
 

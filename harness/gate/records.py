@@ -243,7 +243,9 @@ class UsedCode:
     trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
     used or asked about. unused: the others that differ. software: those by which other software would be installed.
     versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known.
-    unmatched: files that the working tree used and git ignores, and that the base doesn't have.
+    unmatched: files that the working tree used and git ignores, and that the base doesn't have. outside: files outside
+    of the repository that the working tree found by its own place, where the base found none. filtered: files with
+    other contents on the two sides, though git calls them the same.
     """
 
     base: tuple[tuple[str, str], ...] = ()
@@ -255,6 +257,8 @@ class UsedCode:
     complete: bool = False
     versions: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    filtered: tuple[str, ...] = ()
 
     @property
     def digests(self) -> tuple[str, str]:

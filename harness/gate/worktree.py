@@ -65,6 +65,10 @@ class Checkout:
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
 
+    def with_variables(self, variables: tuple[tuple[str, str | None], ...]) -> Checkout:
+        """The side with variables that its processes find when they start, since libraries read some that early."""
+        return replace(self, around=replace(self.around, variables=(*self.around.variables, *variables)))
+
     def workers(self, device: str, *, listen: tuple[Path, ...] = (), nursery: Nursery | None = None) -> Workers:
         """Processes of this side. listen: folders of code; the processes tell which files they use.
 

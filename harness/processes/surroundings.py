@@ -19,13 +19,13 @@ class Surroundings:
 
     site: a folder with packages, which come before all others; None for none. moved: pairs of folders: what the
     environment and the path of modules name below the first is taken from the second, if it is there. variables: more
-    environment variables. listen: if there are any, the process tells which files it uses. The folders hold its code.
-    nursery: from which the process is forked, if it can be.
+    environment variables; None for one that is removed. listen: if there are any, the process tells which files it
+    uses. The folders hold its code. nursery: from which the process is forked, if it can be.
     """
 
     site: Path | None = None
     moved: tuple[tuple[Path, Path], ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str | None], ...] = ()
     listen: tuple[Path, ...] = ()
     nursery: Nursery | None = None
 
@@ -51,9 +51,8 @@ class Surroundings:
 
         Its size is the same for all sides, since the size of the environment decides where a process's stack lies.
         """
-        made = {
-            name: os.pathsep.join(map(self.place, value.split(os.pathsep))) for name, value in variables.items()
-        } | dict(self.variables)
+        moved = {name: os.pathsep.join(map(self.place, value.split(os.pathsep))) for name, value in variables.items()}
+        made = {name: value for name, value in (moved | dict(self.variables)).items() if value is not None}
         room = _size(os.environ) + _ROOM - _size(made) - len(_FILLER) - 2
         return made | {_FILLER: " " * max(0, room)}
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
@@ -272,7 +273,7 @@ def test_what_the_code_asks_about_is_told_without_a_digest(
     [
         ("import late, importlib.metadata as m; [*m.distributions()]; from harness import discover", set()),
         ("from harness import source; source.digest([top / 'late.py'])", set()),
-        ("os.listdir(b'src'); os.listdir(os.dup(os.open('.', 0)))", {"src/*"}),
+        ("os.listdir(b'src'); os.listdir(os.dup(os.open('.', 0)))", {"*", "src/*"}),
         ("[*Path('src').glob('*/*.py')]", {"src/*", "src/mykern/*"}),
         ("next(os.walk(top)); os.scandir(Path('src'))", {"*", "src/*"}),
         ("import importlib.util as u; u.find_spec('late'); u.find_spec('none')", {"late.py"}),
@@ -282,6 +283,56 @@ def test_a_list_of_names_and_a_search_for_a_module_are_told(ask: Asking, top: Pa
     """A file may decide by its name alone. What Python and the harness list to find modules says nothing of a side."""
     asked = {*ask(top, code, 0)}
     assert {name for name in asked if name.endswith("*") or name == "late.py"} == told
+
+
+def test_a_link_and_a_folder_that_is_open_are_told(ask: Asking, top: Path) -> None:
+    """What a link says decides like a file, and what is looked up below it. A folder may be given by its number."""
+    for name, target in (("mode", "500"), ("conf", "src"), ("src/inner", "mykern")):
+        (top / name).symlink_to(target)
+    asked = {*ask(top, "os.readlink('mode'); os.path.exists('conf/inner/slow')", 0)}
+    assert {"mode", "conf", "src/inner", "src/mykern/slow"} <= asked
+    code = (
+        "number = os.open('src', os.O_DIRECTORY | os.O_RDONLY); os.scandir(number); os.access('flag', 0, dir_fd=number)"
+    )
+    assert {"src/*", "src/flag"} <= {*ask(top, code, 0)}
+    assert "flag" not in {*ask(top, "os.close(9)if 0 else None\ntry: os.stat('flag', dir_fd=99)\nexcept OSError: 0", 0)}
+
+
+def test_a_file_that_could_not_be_opened_was_asked_about(
+    ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere") / "plan.json")
+    code = f"for name in ('gone.json', {elsewhere!r}, '/usr/x'):\n    try: open(name)\n    except OSError: pass"
+    asked = {*ask(top, code + "\nopen('late.py').close(); open('made.py', 'w').close()", 0)}
+    assert {"gone.json", elsewhere} <= asked
+    assert not asked & {"/usr/x", "late.py", "made.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "starts"),
+    [
+        ("subprocess.run(['true'])", False),  # as the harness asks git
+        ("import starter; starter.start()", True),
+        ("import starter, threading as t; a = t.Thread(target=starter.start); a.start(); a.join()", True),
+    ],
+)
+def test_a_process_that_the_code_of_a_side_starts_may_ask_about_anything(
+    ask: Asking, top: Path, code: str, starts: bool
+) -> None:
+    (top / "starter.py").write_text("import subprocess\ndef start(): subprocess.run(['true'])\n")
+    assert ("**" in ask(top, f"import subprocess; {code}", 0)) == starts
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "/run/user"])
+def test_what_a_program_keeps_in_the_memory_counts(folder: str) -> None:
+    """By its name, as in any folder. The rest of the system's folders doesn't count."""
+    assert not used._is_of_system(f"{folder}/kept.bin")
+    assert used._is_of_system(f"{folder}2/kept.bin")
+
+
+def test_a_file_that_is_kept_in_the_memory_is_told(used_by: Asking, top: Path) -> None:
+    with NamedTemporaryFile(dir="/dev/shm") as kept:
+        assert kept.name in used_by(top, f"open({kept.name!r}).read()")
 
 
 def test_the_next_answer_has_no_path_that_only_this_class_asked_about(ask: Asking, top: Path) -> None:

@@ -44,6 +44,16 @@ def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
     assert "--prepare" in finding.advice
 
 
+def test_what_only_the_place_of_a_side_or_a_filter_of_git_decides_leaves_it_undecided() -> None:
+    """As a plan beside the repository, which the base's worktree lacks, and a pointer in place of a large file."""
+    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, outside=("/w/plan.json",))))
+    assert (found.severity, found.message.endswith(": /w/plan.json")) == ("undecided", True)
+    assert "full path" in found.advice
+    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, filtered=("plan.bin",))))
+    assert (found.severity, found.message.endswith(": plan.bin")) == ("undecided", True)
+    assert "git-lfs" in found.advice
+
+
 def test_files_that_were_edited_meanwhile_leave_it_undecided() -> None:
     [finding] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES), edited=("lib/helper.py",)))
     assert (finding.severity, finding.message) == ("undecided", "edited while the gate ran: lib/helper.py")

@@ -144,6 +144,9 @@ def test_what_is_gone_is_filtered_like_the_rest(catalogue: Catalogue, write: Wri
     asked = case_lists.wanted([write(PRELU)], catalogue, selection)
     cases = case_lists.common(asked, Surveyed(((job("older"),),), ()), catalogue, selection)
     assert cases.jobs["base"] == ()
+    several = replace(selection, only=("prelu/tuned/*", "prelu/older/*"))
+    cases = case_lists.common(asked, Surveyed(((job("older"),),), ()), catalogue, several)
+    assert [each.case.variant for each in cases.jobs["base"]] == ["older"]
 
 
 def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, write: Write) -> None:
@@ -191,7 +194,9 @@ def test_a_base_that_does_not_tell_its_checks_is_not_taken_for_lax(
     catalogue: Catalogue, write: Write, loaded: Any, checks: Any, words: list[str]
 ) -> None:
     asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
-    found = case_lists.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
+    for other in ((), ((None,) if loaded is not None else ())):  # its other file it can't load
+        old = [Path("old.yaml")] * len(other)
+        found = case_lists.common(asked, Surveyed((loaded, *other), (), checks=checks), catalogue, CUDA, old).laxer
     assert [text[: len(start)] for text, start in zip(found, words, strict=True)] == words
     spared = tuple((op, what, 0.0) for op, *_ in checks or () for what in ("all",))
     told = case_lists.common(asked, Surveyed((loaded,), (), checks=checks, spared=spared), catalogue, CUDA).laxer

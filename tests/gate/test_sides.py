@@ -221,10 +221,13 @@ def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
 
 
 class Quiet:
-    """An observer that keeps nothing."""
+    """An observer. notes: what takes time."""
+
+    def __init__(self) -> None:
+        self.notes = list[str]()
 
     def note(self, text: str) -> None:
-        assert text
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -262,6 +265,19 @@ def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for
         }
     assert git(own, "worktree", "list").count("\n") == 1
     assert not [*(own.parent / "cache" / "worktrees").glob("*/*/")]
+
+
+def test_each_side_is_prepared_and_that_is_told(top: Path) -> None:
+    write(top / "mine.py", "OP = 1")
+    repository = Repository.find((top / "mine.py",))
+    quiet, busy = Quiet(), Quiet()
+    with two_sides(repository, "one", (), None, quiet) as codes:
+        assert {code.around.site for code in codes.values()} == {None}
+    command = "python -c \"import sys; open(sys.argv[1] + '/a.py', 'w').write(sys.argv[2])\" {site} {root}"
+    with two_sides(repository, "one", (command,), None, busy) as codes:
+        made = {side: code.around.site and (code.around.site / "a.py").read_text() for side, code in codes.items()}
+        assert made == {side: str(code.folder) for side, code in codes.items()}
+    assert (quiet.notes, busy.notes) == ([], ["preparing one", "preparing the working tree"])
 
 
 def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:

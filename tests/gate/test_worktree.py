@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import harness
 from harness import source
 from harness.errors import MachineError, UsageError
+from harness.gate.git import git as ask_git
 from harness.gate.worktree import Repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -48,6 +51,41 @@ def top(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     root = Path(shutil.copytree(checkout, tmp_path / "checkout"))
     monkeypatch.setattr(source, "__file__", str(root / "harness" / "source.py"))
     return root
+
+
+@pytest.fixture
+def a_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """a_git(script): a program of the shell that runs in place of git."""
+
+    def make(script: str) -> None:
+        file = tmp_path / "bin" / "git"
+        file.parent.mkdir()
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{file.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+def test_a_git_that_hangs_is_told(a_git: Callable[[str], None], tmp_path: Path) -> None:
+    a_git("exec sleep 1000")
+    with pytest.raises(MachineError, match=r"git fetch took longer than 0\.01 s"):
+        ask_git(tmp_path, "fetch", limit=0.01)
+
+
+def test_git_runs_in_a_session_of_its_own_without_what_a_hook_has_set(
+    a_git: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C would end the removal of a worktree, and a hook's variables would name another repository."""
+    names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    a_git("cut -d' ' -f6 /proc/$$/stat; env; echo $@")
+    session, *told = ask_git(tmp_path, "status").splitlines()
+    assert int(session) != os.getsid(0)
+    assert not any(line.startswith(f"{name}=") for line in told for name in names)
+    assert {"GIT_TERMINAL_PROMPT=0", "LC_ALL=C"} <= {*told}
+    assert told[-1] == f"-C {tmp_path} -c core.hooksPath=/dev/null status"
 
 
 def listed(top: Path) -> int:

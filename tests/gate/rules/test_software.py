@@ -27,6 +27,7 @@ def test_changed_software_is_undecided() -> None:
         ("constraints.txt", True),
         ("ci/requirements-gpu.txt", True),
         ("requirements/base.in", True),
+        ("gpu/requirements/h200.txt", True),
         ("uv.lock", True),
         ("docker/Dockerfile", True),
         ("notes.txt", False),

@@ -109,7 +109,7 @@ def compared(
     package = repository.package or Path()
     # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
     of_both = scenarios | {Path(start.__file__).resolve()}
-    named = {side: _Names(codes[side], package) for side in codes}
+    named = {side: Names(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
@@ -118,16 +118,16 @@ def compared(
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
     used = {n for n in changed if any(_is_used(n, side, folders, found[side], probed[side]) for side in found)}
     starts = any(path.name == ANYTHING for side in probed.values() for path in side.asked)
-    silent = starts and any(_decides_unopened(n, folders) for n in changed if n not in used)
+    silent = [n for n in changed if starts and n not in used and _decides_unopened(n, folders)]
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
         shared=tuple(sorted(map(shown, {*_shared(top, named["base"], probed, of_both), *_begun_with(top, changed)}))),
-        changed=tuple(shown(name) for name in changed if name in used),
-        unused=tuple(shown(name) for name in changed if name not in used),
+        changed=tuple(shown(name) for name in (*sorted(used), *silent)),
+        unused=tuple(shown(name) for name in changed if name not in {*used, *silent}),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
-        complete=all(side.complete for side in probed.values()) and not silent,
+        complete=all(side.complete for side in probed.values()),
         unmatched=tuple(
             map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
         ),
@@ -220,7 +220,7 @@ def _is_noticed(name: str, folder: Path, folders: Mapping[Side, Path], asked: fr
     return bool(alone) and any(folder / path in asked for path in (*alone, alone[0].parent / EVERYTHING))
 
 
-def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
+def _shared(top: Path, names: Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
     """Files that the base used though they aren't its own: all in the working tree, others if both sides used them."""
     before, now = probed["base"], probed["now"]
     used_now = {*now.files, *now.opened}
@@ -237,7 +237,7 @@ def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class Names:
     """The paths of a side's files as both sides have them. package: where in the repository the harness lies."""
 
     code: Checkout
@@ -253,7 +253,7 @@ class _Names:
         return str(file.relative_to(folder)) if folder and file.is_relative_to(folder) else None
 
 
-def _files(probed: Probed, names: _Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
+def _files(probed: Probed, names: Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
     """Name and digest of each file of a side. What only pip reads of a package isn't code."""
     heard = {file: digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
     for file, content in {**probed.files, **heard}.items():

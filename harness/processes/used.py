@@ -91,12 +91,17 @@ class UsedFiles:
         asked = self._asked.copy()
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
         left_out = self._left_out()
+        # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
+        cache = str(paths.cache().resolve())
+        near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
         about = asked | {file for file in self._tried if not os.path.lexists(file)}
         told = {
             path: ""
             for file in about
             for path in (source_of(file), *_links(file))
-            if self._tree(path) or not (path.endswith("/*") or self._is_left_out(path, left_out))
+            if self._tree(path)
+            or any(_is_below(path, folder) for folder in near)
+            or not (path.endswith("/*") or self._is_left_out(path, left_out))
         }
         told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if self._starts}
         self._asked &= asked  # without what this method has asked about
@@ -114,7 +119,7 @@ class UsedFiles:
         early = {source_of(file) for file in self._before}
         every = {file for file in modules.values() if file not in early or self._tree(file)} | heard
         left_out = self._left_out()
-        return mine | {file for file in every if self._counts(file, left_out)}
+        return mine | {file for file in every if file in self._own.files or self._counts(file, left_out)}
 
     def _tree(self, file: str) -> str:
         """The innermost folder of code that a file lies in; "" if it lies in none."""

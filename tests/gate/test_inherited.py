@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from harness import intact
+from harness.devices.cpu import Cpu
 from harness.errors import UsageError
 from harness.gate import ci, inherited, inquiry, judging, submodules, two_codes, used_code
 from harness.gate.case_lists import Cases
@@ -157,8 +158,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], inquiry.Inquired]:
         monkeypatch.setattr(judging, "judged", lambda *_: ())
         monkeypatch.setattr(submodules, "absent", lambda _: [])
         monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": (), "now": ()}))
-        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": SimpleNamespace(on_host=True)}))
-        repository: Any = SimpleNamespace(top=Path("/r"), old=lambda *_: (), new=lambda *_: ())
+        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": Cpu()}))
+        repository: Any = SimpleNamespace(top=Path("/r"), package=None, old=lambda *_: (), new=lambda *_: ())
         asking: Any = MagicMock(files=(), folders=(), wanted=SimpleNamespace(files=(), broken={}, jobs=()))
         return inquiry.inquire(asking, repository, sides, "cpu")
 

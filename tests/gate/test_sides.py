@@ -51,8 +51,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def top(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it that a test may change."""
+    """A copy of it that a test may change, beside another repository."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(original.parent / "inner", tmp_path / "more")
     return Path(shutil.copytree(original, tmp_path / "root"))
 
 
@@ -77,6 +78,32 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
         assert base.folder
         assert ((base.folder / "sub" / "a.py").read_text(), (short / "sub" / "a.py").read_text()) == ("first", "second")
     assert submodules.absent(short) == ["sub/sub"]
+
+
+def test_submodules_that_are_gone_or_not_checked_out_are_filled_as_far_as_they_are_here(top: Path) -> None:
+    """The first one isn't checked out. The second one is gone now; git keeps its repository."""
+    for name in ("a_first", "\ttab"):
+        git(top, "submodule", "add", "--quiet", str(top.parent / "more"), name)
+    git(top, "commit", "--quiet", "--message=more")
+    assert {"a_first", "\ttab"} < submodules.at(top, "HEAD").keys()
+    assert top / "\ttab" in submodules.here(top)
+    git(top, "tag", "several")
+    git(top, "rm", "--quiet", "sub")
+    git(top, "commit", "--quiet", "--message=gone")
+    git(top, "submodule", "deinit", "--quiet", "--force", "a_first")
+    shutil.rmtree(top / ".git" / "modules" / "a_first")
+    with Repository(top, ()).worktree("several", "base") as base:
+        assert base.folder
+        assert (base.folder / "sub" / "a.py").read_text() == "second"
+        # A filter of files, such as git-lfs, fetches what is missing from there.
+        origin = git(base.folder / "sub", "remote", "get-url", "origin").strip()
+        assert origin == str(top / ".git" / "modules" / "sub")
+        assert not [*(base.folder / "a_first").iterdir()]
+
+
+def test_a_commit_is_here_or_not(top: Path) -> None:
+    assert submodules._has(top, "HEAD")
+    assert not submodules._has(top, "f" * 40)
 
 
 def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:

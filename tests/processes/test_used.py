@@ -37,6 +37,11 @@ for line in sys.stdin:
     os._exit(0)
 """
 Asking = Callable[..., list[str]]
+NAMED_IN = {
+    "pyproject.toml": "[project]\nname = 'MyKern.CUDA'\n[[tool.uv.dependency-metadata]]\nname = 'theirs'\n",
+    "setup.cfg": "[metadata]\nname = mykern-cuda\n[options.extras]\nname = theirs\n",
+    "setup.py": "import setuptools\nsetuptools.setup(name='mykern_cuda', ext_modules=[Extension(name='theirs')])\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,9 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
         ("by name", "late"),
         ("by name", "company.kernels"),
         ("by pip", "mykern_cuda"),
+        ("pyproject.toml", "mykern_cuda"),
+        ("setup.cfg", "mykern_cuda"),
+        ("setup.py", "mykern_cuda"),
         ("by place", "deep.fast"),
         ("by place", "vendored.fast"),
     ],
@@ -152,6 +160,10 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
         (info / "RECORD").write_text(f"{module.replace('.', '/')}.py,,\n")
     if how == "by pip":
         (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
+    if how in NAMED_IN:  # a wheel from anywhere: the distribution has the name of a project
+        foreign.write(top / "native" / how, NAMED_IN[how])
+        foreign.git(top, "init", "--quiet")
+        foreign.git(top, "add", "native")
     if how == "by place":  # a package without an __init__.py, and one of a submodule
         for part in (inner := top / "libs" / "sub", top):
             package = part / "python" / "src" / ("vendored" if part == inner else "deep")
@@ -306,6 +318,20 @@ def test_a_file_that_could_not_be_opened_was_asked_about(
     asked = {*ask(top, code + "\nopen('late.py').close(); open('made.py', 'w').close()", 0)}
     assert {"gone.json", elsewhere} <= asked
     assert not asked & {"/usr/x", "late.py", "made.py"}
+
+
+def test_what_lies_beside_a_folder_of_code_was_asked_about_though_it_lies_in_the_cache(ask: Asking, top: Path) -> None:
+    """The base's worktree lies there. What else the cache has says nothing of a side."""
+    cache = top.parents[2]
+    code = (
+        f"os.environ['HARNESS_CACHE'] = {str(cache)!r}\n"
+        "for name in ('../plan.json', '../weights/a.bin', '../../../kernel.cubin'):\n"
+        "    try: open(top / name)\n"
+        "    except OSError: pass"
+    )
+    asked = {*ask(top, code, 0)}
+    assert {str(top.parent / "plan.json"), str(top.parent / "weights" / "a.bin")} <= asked
+    assert not [name for name in asked if name.endswith("kernel.cubin")]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ def changed_file(run: GateRun, finding: Finding) -> str:
     """
     if run.used is None:
         return ""
-    of_rule = {"software": run.used.software, "code": [f for f in run.used.shared if not f.startswith("/")]}
+    of_rule = {
+        "software": run.used.software,
+        "code": [f for f in (*run.used.shared, *run.used.filtered) if f[:1] != "/"],
+    }
     if own := of_rule.get(finding.rule):
         return own[0]
     op = finding.case.op if finding.case else ""

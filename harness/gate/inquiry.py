@@ -15,7 +15,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
-from harness.gate.used_code import Names, Probed
+from harness.gate.used_code import SideNames, Probed
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
@@ -140,13 +140,13 @@ def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: Use
     files = measuring.changed(before, now, dict(used.now), package) if before and now else []
     what = "the code that measures both sides"
     if not files:
-        files = _of_device(kind, Names(codes["now"], package), used)
+        files = _of_device(kind, SideNames(codes["now"], package), used)
         what = f"the device '{kind}', which times each side,"
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{what} changed: {files[0]}{more}" if files else ""
 
 
-def _of_device(kind: str, names: Names, used: UsedCode) -> list[str]:
+def _of_device(kind: str, names: SideNames, used: UsedCode) -> list[str]:
     """Files of the package of a device, where it is the repository's, that the sides used with other contents."""
     module = type(devices.kinds()[kind]).__module__
     first = sys.modules[module.partition(".")[0]]

@@ -109,7 +109,7 @@ def compared(
     package = repository.package or Path()
     # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
     of_both = scenarios | {Path(start.__file__).resolve()}
-    named = {side: Names(codes[side], package) for side in codes}
+    named = {side: SideNames(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
@@ -220,7 +220,7 @@ def _is_noticed(name: str, folder: Path, folders: Mapping[Side, Path], asked: fr
     return bool(alone) and any(folder / path in asked for path in (*alone, alone[0].parent / EVERYTHING))
 
 
-def _shared(top: Path, names: Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
+def _shared(top: Path, names: SideNames, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
     """Files that the base used though they aren't its own: all in the working tree, others if both sides used them."""
     before, now = probed["base"], probed["now"]
     used_now = {*now.files, *now.opened}
@@ -237,7 +237,7 @@ def _shared(top: Path, names: Names, probed: Mapping[Side, Probed], scenarios: s
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class SideNames:
     """The paths of a side's files as both sides have them. package: where in the repository the harness lies."""
 
     code: Checkout
@@ -253,7 +253,7 @@ class Names:
         return str(file.relative_to(folder)) if folder and file.is_relative_to(folder) else None
 
 
-def _files(probed: Probed, names: Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
+def _files(probed: Probed, names: SideNames, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
     """Name and digest of each file of a side. What only pip reads of a package isn't code."""
     heard = {file: digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
     for file, content in {**probed.files, **heard}.items():

@@ -15,7 +15,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
-from harness.gate.used_code import SideNames, Probed
+from harness.gate.used_code import Probed, SideNames
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue

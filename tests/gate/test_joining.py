@@ -160,3 +160,9 @@ def test_nothing_is_told_where_all_is_well(tmp_path: Path, made: Made, capsys: p
     joined.publish(both, {"GITHUB_ACTIONS": "true"})
     assert capsys.readouterr().out == ""
     assert Margin(0.01).value == 0.01
+
+
+def test_a_working_tree_that_was_edited_between_two_bases_has_no_verdict(made: Made) -> None:
+    edited = replace(NOW, digest="e" * 64)
+    with pytest.raises(UsageError, match="these verdicts are about different codes"):
+        joining.against([made(), made(base="v1.0", now=edited)])

@@ -29,8 +29,8 @@ def test_changed_software_is_undecided() -> None:
         *((name, True) for name in (
             "constraints.txt", "dev-constraints.in", "ci/requirements-gpu.txt", "requirements.in",
             "requirements/base.txt", "gpu/requirements/h200.in", "uv.lock", "bun.lockb", "js/package-lock.json",
-            "conda-lock.yml", "environment-gpu.yml", "environment.yaml", "pylock.dev.toml", "pixi.toml", "Pipfile", ".python-version",
-            ".tool-versions", "docker/Dockerfile.gpu", "docker/gpu.dockerfile", "Containerfile",
+            "conda-lock.yml", "environment-gpu.yml", "environment.yaml", "pylock.dev.toml", "pixi.toml", "Pipfile",
+            ".python-version", ".tool-versions", "docker/Dockerfile.gpu", "docker/gpu.dockerfile", "Containerfile",
         )),
         *((name, False) for name in ("notes.txt", "src/lock.py", "requirements.md", "src/pixi.toml.py")),
     ],

@@ -50,10 +50,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("code", "undecided", message, _BUILD)
     if used.outside:
         named = _named(used.outside, _MOST_NAMED)
-        message = (
-            f"{evidence.base} ran without what lies outside of the repository and the working tree found by its own "
-            f"place, maybe slower: {named}"
-        )
+        where = "the working tree found beside the repository"
+        message = f"{evidence.base} ran without what {where}, maybe slower: {named}"
         yield Finding("code", "undecided", message, _NAME)
     if used.filtered:
         named = _named(used.filtered, _MOST_NAMED)

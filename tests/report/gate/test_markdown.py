@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.gate.records import Finding, GateRun
+from harness.gate.records import Finding, GateRun, UsedCode
 from harness.report.formats.markdown import prose
 from harness.report.gate.formats import markdown
 
@@ -53,3 +53,11 @@ def test_a_summary_that_is_full_stays_as_it_is(gate_run: GateRun, tmp_path: Path
 )
 def test_prose_is_not_taken_for_markdown(text: str, escaped: str) -> None:
     assert prose(text) == escaped
+
+
+def test_changed_files_that_a_side_used_are_named(gate_run: GateRun) -> None:
+    """A reader sees what a failure may come from, also where no digest differs, as where a link has another target."""
+    files = tuple(f"part{i:02}.py" for i in range(12))
+    page = markdown.page(replace(gate_run, used=UsedCode(changed=files)))
+    assert f"| changed, and used | {', '.join(files[:9])}, and 3 more" in " ".join(page.split())
+    assert "changed, and used" not in markdown.page(replace(gate_run, used=UsedCode(unused=files)))

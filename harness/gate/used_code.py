@@ -118,16 +118,16 @@ def compared(
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
     used = {n for n in changed if any(_is_used(n, side, folders, found[side], probed[side]) for side in found)}
     starts = any(path.name == ANYTHING for side in probed.values() for path in side.asked)
-    silent = [n for n in changed if starts and n not in used and _decides_unopened(n, folders)]
+    silent = starts and any(_decides_unopened(n, folders) for n in changed if n not in used)
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
         shared=tuple(sorted(map(shown, {*_shared(top, named["base"], probed, of_both), *_begun_with(top, changed)}))),
-        changed=tuple(shown(name) for name in (*sorted(used), *silent)),
-        unused=tuple(shown(name) for name in changed if name not in {*used, *silent}),
+        changed=tuple(shown(name) for name in changed if name in used),
+        unused=tuple(shown(name) for name in changed if name not in used),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
-        complete=all(side.complete for side in probed.values()),
+        complete=all(side.complete for side in probed.values()) and not silent,
         unmatched=tuple(
             map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
         ),

@@ -26,6 +26,7 @@ from harness.processes.surroundings import Surroundings
 
 _MEASURES = Path("processes", "child.py")
 """The file in a harness that starts a measuring process."""
+_SHORT = 12  # digits of a commit that people are shown
 _FOREIGN = "dubious ownership"  # git's words for a checkout of another user, as in many containers
 
 
@@ -204,7 +205,8 @@ class Repository:
         # A plug-in outside the repository is the same on both sides. Cases of one that the revision lacks are new.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
-        code = Revision(rev, commit, False, source.digest(plugins, root), str(self.top))
+        label = commit[:_SHORT] if rev == commit else rev  # as a job of CI names it
+        code = Revision(label, commit, False, source.digest(plugins, root), str(self.top))
         # What the environment names in the working tree is this revision's for its processes.
         around = Surroundings(moved=((self.top, folder),), variables=_variables(home))
         return Checkout(code, root, plugins, folder, home, around)

@@ -246,8 +246,8 @@ def test_what_python_runs_when_it_begins_holds_for_both_sides(
     assert comparison(probed(), probed(ours), (f"{module}.py",)).shared == ()
 
 
-@one_test(("now", "counts"), [("absent", True), ("x", True), ("other", False)])
-def test_what_a_started_process_asks_about_nobody_knows(now: str, counts: bool) -> None:
+@one_test(("now", "complete"), [("absent", False), ("x", False), ("other", True)])
+def test_what_a_started_process_asks_about_nobody_knows(now: str, complete: bool) -> None:
     """Whether a file is there, or its mode. A file with other contents is opened, and that is seen."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         places = Places(Path(folder))
@@ -258,10 +258,10 @@ def test_what_a_started_process_asks_about_nobody_knows(now: str, counts: bool) 
         patch.setattr(submodules, "changed", lambda *_: ["flag", "used.py"])
         patch.setattr(submodules, "at", lambda *_: {})
         used = places.file("repository/used.py")
-        for asked, also in (((places.top / "tree" / "**",), counts), ((), False)):
+        for asked, known in (((places.top / "tree" / "**",), complete), ((), True)):
             sides: dict[Side, Probed] = {"base": probed(asked=asked), "now": probed(used)}
             found = compared(places.repository, places.codes, sides, set())
-            assert (found.changed, found.unused) == (("used.py", *["flag"] * also), tuple(["flag"] * (not also)))
+            assert (found.changed, found.unused, found.complete) == (("used.py",), ("flag",), known)
 
 
 def test_other_software_and_versions_are_told_and_whether_all_is_known(

@@ -98,6 +98,7 @@ def test_a_revision_lies_in_a_folder_of_its_own_until_it_is_done_with(top: Path)
         assert (base.root / "harness" / "processes" / "child.py").read_text() == "first = 1\n"
         assert base.code.label == "one"
         assert base.code.revision == git(top, "rev-parse", "one").strip()
+        assert base.code.label == "one"
         assert base.code.digest != repository.working_tree().code.digest
         assert listed(top) == 2
     assert not base.root.exists()
@@ -327,3 +328,10 @@ def test_a_checkout_of_another_user_is_told_in_the_words_of_git(top: Path, monke
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(UsageError, match=r"safe\.directory"):
         Repository.find([])
+
+
+def test_a_commit_that_is_named_in_full_is_shown_short(top: Path) -> None:
+    """A job of CI names it so; forty digits in each line say no more than twelve."""
+    commit = git(top, "rev-parse", "one").strip()
+    with Repository.find([]).worktree(commit, "base") as base:
+        assert (base.code.label, base.code.revision) == (commit[:12], commit)

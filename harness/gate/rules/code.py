@@ -61,7 +61,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         message = f"edited while the gate ran: {_named(evidence.edited, _MOST_NAMED)}"
         yield Finding("code", "undecided", message, "run the gate again, and leave the working tree alone meanwhile")
     if used.unused:
-        message = f"changed, but used by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
+        message = f"changed, but opened by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
         yield Finding("code", "note", message)
 
 

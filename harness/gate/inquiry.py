@@ -96,10 +96,20 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         # What is right may be said by any file, so the same code alone needs no judge.
         judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
-    cases = replace(cases, untold=(*cases.untold, *unheard))
+    gone = _unplugged(base, now) if cases.untold else ()
+    cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
     same = _same(cases, used, (before, after))
     codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used, kind), judged)
+
+
+def _unplugged(base: Checkout, now: Checkout) -> Iterator[str]:
+    """Why the base lacks ops that its scenarios may name, one sentence each: a file of --ops isn't there."""
+    there = {file.relative_to(base.folder) for file in base.plugins if base.folder and file.is_relative_to(base.folder)}
+    for file in now.plugins:
+        if now.folder and file.is_relative_to(now.folder) and file.relative_to(now.folder) not in there:
+            name = file.relative_to(now.folder)
+            yield f"the base has no {name}, which --ops names now: if it was renamed, what it was called isn't known"
 
 
 @contextmanager

@@ -134,17 +134,18 @@ def test_the_processes_of_a_side_begin_with_what_its_ops_set() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], inquiry.Inquired]:
-    """What both sides say, each of variables of its own."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
+    """What both sides say, each of variables of its own. untold: what isn't known of the base's scenarios."""
 
-    def make() -> inquiry.Inquired:
+    def make(*untold: str) -> inquiry.Inquired:
         told: dict[Side, Any] = {"base": (("OMP_NUM_THREADS", "4"),), "now": (("OMP_NUM_THREADS", None),)}
         code = Checkout(CODE, None, ())
         workers = SimpleNamespace(survey=lambda *_: None)
         sides: dict[Side, Any] = {
             side: SimpleNamespace(
                 trees=(), root=side, own_root=None, workers=lambda *_, **__: nullcontext(workers),
-                with_variables=code.with_variables, code=CODE,
+                with_variables=code.with_variables, code=CODE, folder=Path("/r"),
+                plugins=(Path("/r/ops.py"),) if side == "now" else (),
             )
             for side in told
         }  # fmt: skip
@@ -157,7 +158,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], inquiry.Inquired]:
         monkeypatch.setattr(used_code, "compared", lambda *_: UsedCode())
         monkeypatch.setattr(judging, "judged", lambda *_: ())
         monkeypatch.setattr(submodules, "absent", lambda _: [])
-        monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": (), "now": ()}))
+        monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": (), "now": ()}, untold=untold))
         monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": Cpu()}))
         repository: Any = SimpleNamespace(top=Path("/r"), package=None, old=lambda *_: (), new=lambda *_: ())
         asking: Any = MagicMock(files=(), folders=(), wanted=SimpleNamespace(files=(), broken={}, jobs=()))
@@ -167,11 +168,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], inquiry.Inquired]:
 
 
 def test_each_side_is_measured_with_the_variables_that_its_own_ops_set(
-    asked: Callable[[], inquiry.Inquired],
+    asked: Callable[..., inquiry.Inquired],
 ) -> None:
     codes = asked().codes
     assert codes["base"].around.variables == (("OMP_NUM_THREADS", "4"),)
     assert codes["now"].around.variables == (("OMP_NUM_THREADS", None),)
+
+
+def test_what_is_not_known_of_the_base_is_told_with_the_file_of_ops_that_it_lacks(
+    asked: Callable[..., inquiry.Inquired],
+) -> None:
+    assert asked().cases.untold == ()
+    why, gone = asked("the base can't load its own s.yaml").cases.untold
+    assert why.endswith("s.yaml")
+    assert gone.startswith("the base has no ops.py")
 
 
 def test_ops_that_replace_what_judges_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -70,3 +71,12 @@ def test_a_device_of_the_harness_is_told_as_the_code_that_measures(
     monkeypatch.setattr(sys.modules["harness"], "__file__", str(codes["now"].folder) + "/harness/__init__.py")
     op = "harness/collection/ops/a.py"
     assert inquiry._measuring(repository, codes, UsedCode(((op, "1"),), ((op, "2"),)), "cpu") == ""
+
+
+def test_a_file_of_ops_that_the_base_lacks_is_named(codes: dict[Side, Checkout]) -> None:
+    """Else a reader only sees that the base can't load its own scenario. A file outside is the same for both sides."""
+    folders = {side: code.folder or Path() for side, code in codes.items()}
+    now = replace(codes["now"], plugins=(*(folders["now"] / name for name in ("ops.py", "b/more.py")), Path("/o/a.py")))
+    base = replace(codes["base"], plugins=(folders["base"] / "b/more.py", Path("/o/a.py")))
+    [sentence] = inquiry._unplugged(base, now)
+    assert sentence.startswith("the base has no ops.py, which --ops names now")

@@ -177,7 +177,12 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         @contextmanager
         def noted(*what: object) -> Iterator[Any]:
             log.append(what)
-            yield SimpleNamespace(survey=lambda *given: log.append(given) or SimpleNamespace(variables=(("A", "1"),)))
+
+            def survey(*given: object) -> Any:
+                log.append(given)
+                return SimpleNamespace(variables=(("A", "1"),))
+
+            yield SimpleNamespace(survey=survey)
             log.append(("end of", what[0]))
 
         device = SimpleNamespace(kind="cpu", shared=lambda: "another program", machine=lambda: machine)
@@ -240,7 +245,8 @@ def test_a_revision_compared_with_itself_is_asked_what_it_can_measure(
         ("lock", [0]), "asking main what it can measure", ("workers", "cpu"), (("s.yaml", "t.yaml"), JOBS),
         ("end of", "workers"),
     ]  # fmt: skip
-    given = {side: (of.code, of.given) for side, of in sides.codes.items()}
+    codes: Any = sides.codes
+    given = {side: (of.code, of.given) for side, of in codes.items()}
     assert given == {"base": (BASE, (("A", "1"),)), "now": (NOW, (("A", "1"),))}
     assert (sides.used, sides.same, sides.measuring, sides.nursery, sides.shared) == (
         None, False, "", None, "another program",

@@ -70,7 +70,8 @@ def note(finding: Finding) -> Note:
 def _method(run: GateRun) -> Iterator[Block]:
     yield Note(method(run))
     yield _facts(run)
-    yield Terms(tuple(_TERMS.items()))
+    if run.cases:
+        yield Terms(tuple(_TERMS.items()))
     if run.command:
         yield CommandLine(shlex.join(run.command))
 

@@ -61,3 +61,16 @@ def test_changed_files_that_a_side_used_are_named(gate_run: GateRun) -> None:
     page = markdown.page(replace(gate_run, used=UsedCode(changed=files)))
     assert f"| changed, and used | {', '.join(files[:9])}, and 3 more" in " ".join(page.split())
     assert "changed, and used" not in markdown.page(replace(gate_run, used=UsedCode(unused=files)))
+
+
+def test_a_page_of_the_same_code_tells_nothing_of_pairs(make_gate: Callable[..., GateRun]) -> None:
+    files = (("mine.py", "d" * 64),)
+    page = markdown.page(make_gate([], used=UsedCode(files, files, complete=True)))
+    assert "Both sides used the same files, each its own, so there was nothing to compare." in page
+    assert not [word for word in ("pairs", "seed", "**change**") if word in page.lower()]
+
+
+def test_a_run_of_one_case_is_told_so(gate_run: GateRun) -> None:
+    decided = [found for found in gate_run.cases if found.decision and not found.control]
+    assert " of runs of this case. " in markdown.page(replace(gate_run, cases=tuple(decided[:1])))
+    assert " of runs of these 2 cases. " in markdown.page(replace(gate_run, cases=tuple(decided[:2])))

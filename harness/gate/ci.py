@@ -104,7 +104,9 @@ def unknown(request: Request) -> tuple[int, int]:
     blocks = noise_store.load(machine, request.noise).blocks
     known = {case for (case, _), means in blocks.items() if len(means) >= LEAST_BLOCKS}
     with inherited.kept():
-        asked = [job.case.id for job in wanted(request.files, Catalogue(request.plugins), request.selection).jobs]
+        catalogue = Catalogue(request.plugins)
+    with inherited.kept():
+        asked = [job.case.id for job in wanted(request.files, catalogue, request.selection).jobs]
     return sum(key not in known for key in asked), len(asked)
 
 

@@ -150,6 +150,7 @@ def prepare(
     device = devices.kinds()[request.selection.device]
     with inherited.kept():
         catalogue = Catalogue(request.plugins)
+    with inherited.kept():  # again, since the names of files hold in the folder of the command
         asked = wanted(request.files, catalogue, request.selection)
     turn.enter_context(lock.held(device, range(most_ranks(asked.jobs))))
     shared = device.shared() or ""

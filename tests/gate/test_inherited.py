@@ -83,6 +83,7 @@ def test_the_gate_keeps_what_its_processes_inherit(
         """Says that the ops were loaded, and that the state is as before."""
 
     def planned(*_: object) -> Any:
+        assert now() == before
         a_plug_in(tmp_path)
         return SimpleNamespace(jobs=(), left_out="")
 

@@ -246,7 +246,8 @@ class UsedCode:
     and no process that a side started may tell the sides apart by a file that it only asked about. unmatched: files
     that the working tree used and git ignores, and that the base doesn't have. outside: files outside of the repository
     that the working tree found by its own place, where the base found none. filtered: files with other contents on the
-    two sides, though git calls them the same.
+    two sides, though git calls them the same. older: files that git ignores, that the working tree used, and that are
+    older than a changed source which no side opened.
     """
 
     base: tuple[tuple[str, str], ...] = ()
@@ -260,6 +261,7 @@ class UsedCode:
     unmatched: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
     filtered: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
 
     @property
     def digests(self) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from harness import paths
 from harness.gate import measuring, software, submodules
 from harness.gate.git import shown
-from harness.gate.opened import BUILT, Opened
+from harness.gate.opened import BUILT, COMPILED, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
@@ -107,6 +107,7 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
+    listed = {*submodules.listed(repository.top)}
     # This process's script starts the processes of both sides. Torch's compiler reads it, as all files on the stack.
     of_both = scenarios | {Path(start.__file__).resolve()}
     named = {side: SideNames(codes[side], package) for side in codes}
@@ -132,7 +133,10 @@ def compared(
             map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
         ),
         outside=tuple(sorted(map(shown, _outside(top, codes, probed)))),
-        filtered=tuple(sorted(map(shown, _other_contents(found) & {*submodules.listed(top)} - differing))),
+        filtered=tuple(sorted(map(shown, _other_contents(found) & listed - differing))),
+        older=tuple(
+            sorted(map(shown, _older(top, found["now"].keys() - listed, [n for n in changed if n not in used])))
+        ),
     )
 
 
@@ -164,6 +168,14 @@ def _unmatched(top: Path, base: Path, now: Probed, base_alone: Iterable[str]) ->
     alike = {(path.suffix, place) for path in made for place in (path.parent, path.name)}
     alone = (path for path in absent if alike.isdisjoint({(path.suffix, path.parent), (path.suffix, path.name)}))
     return sorted(name for path in alone if (name := str(path)) not in known)
+
+
+def _older(top: Path, ignored: Iterable[str], unopened: Iterable[str]) -> Iterator[str]:
+    """Files that git ignores and the working tree used, and that are older than a changed source that nobody opened."""
+    sources = [top / name for name in unopened if PurePath(name).suffix in COMPILED]
+    newest = max((source.stat().st_mtime for source in sources if source.is_file()), default=0.0)
+    built = (name for name in ignored if not BUILT.isdisjoint(PurePath(name).suffixes) and not name.startswith(MADE))
+    yield from (name for name in built if not os.path.isabs(name) and (top / name).stat().st_mtime < newest)  # noqa: PTH117
 
 
 def _other_contents(found: Mapping[Side, Mapping[str, str]]) -> set[str]:

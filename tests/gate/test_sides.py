@@ -82,11 +82,11 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
 
 def test_submodules_that_are_gone_or_not_checked_out_are_filled_as_far_as_they_are_here(top: Path) -> None:
     """The first one isn't checked out. The second one is gone now; git keeps its repository."""
-    for name in ("a_first", "\ttab"):
+    for name in ("a_first", "deep/a\ttab"):
         git(top, "submodule", "add", "--quiet", str(top.parent / "more"), name)
     git(top, "commit", "--quiet", "--message=more")
-    assert {"a_first", "\ttab"} < submodules.at(top, "HEAD").keys()
-    assert top / "\ttab" in submodules.here(top)
+    assert {"a_first", "deep/a\ttab"} < submodules.at(top, "HEAD").keys()
+    assert top / "deep/a\ttab" in submodules.here(top)
     git(top, "tag", "several")
     git(top, "rm", "--quiet", "sub")
     git(top, "commit", "--quiet", "--message=gone")

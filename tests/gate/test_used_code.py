@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -231,6 +232,25 @@ def test_files_that_git_calls_the_same_are_told_where_they_are_not(
              for tree in ("tree", "repository")]  # fmt: skip
     found = comparison(probed(*sides[0]), probed(*sides[1]), ("changed.py",), ignored=("built.so",))
     assert found.filtered == ("pointer.bin",)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("kernel.cu", True), ("tools.py", False), ("old.cu", False), ("gone.cu", False), ("opened.cu", False)],
+)
+def test_what_was_built_before_a_changed_source_is_told(
+    places: Places, comparison: Callable[..., UsedCode], source: str, told: bool
+) -> None:
+    """Both sides may have built it, the working tree long ago."""
+    made = [places.file(f"{tree}/build/libk.so.1") for tree in ("tree", "repository")]
+    outside, prepared = places.file("elsewhere/libo.so"), places.file("made-now/site/libm.so")
+    for file in (made[1], outside, prepared):
+        os.utime(file, (1000, 1000))
+    if source != "gone.cu":
+        os.utime(places.file(f"repository/{source}", "s"), (999, 999) if source == "old.cu" else (1001, 1001))
+    now = probed(made[1], outside, prepared, *([places.top / "repository" / source] * (source == "opened.cu")))
+    found = comparison(probed(made[0]), now, (source,), ignored=("build/libk.so.1",))
+    assert found.older == (("build/libk.so.1",) if told else ())
 
 
 @pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])

@@ -37,6 +37,12 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.message.endswith("part19.py and 2 more")
 
 
+def test_what_may_be_older_than_its_source_is_told() -> None:
+    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, older=("build/libk.so",))))
+    assert (found.severity, found.message.endswith(": build/libk.so")) == ("note", True)
+    assert "build it anew" in found.advice
+
+
 def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
     used = UsedCode(FILES, FILES, unmatched=("mykern/_fast.so",))
     [finding] = code.judge(Evidence("main", (), (), used=used))

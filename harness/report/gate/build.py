@@ -43,7 +43,8 @@ _TERMS = {
 def page(run: GateRun, figure: str = "") -> Page:
     """The page of a gate run. figure: path of the plot, relative to the page; '' for no plot."""
     word, meaning = ending(run)
-    blocks: list[Block] = [Note(f"{outcome(run)}. Exit code {run.exit:d}: {meaning}.")]
+    counts = "" if nothing_measured(run) else f"{outcome(run)}. "
+    blocks: list[Block] = [Note(f"{counts}Exit code {run.exit:d}: {meaning}.")]
     blocks += [Note(difference, "environment", "Can't be compared") for difference in run.refused]
     if run.cases:
         blocks.append(table(rows(run)))

@@ -67,7 +67,8 @@ def test_a_page_of_the_same_code_tells_nothing_of_pairs(make_gate: Callable[...,
     files = (("mine.py", "d" * 64),)
     page = markdown.page(make_gate([], used=UsedCode(files, files, complete=True)))
     assert "Both sides used the same files, each its own, so there was nothing to compare." in page
-    assert not [word for word in ("pairs", "seed", "**change**") if word in page.lower()]
+    assert not [word for word in ("pairs", "seed", "**change**", "0 cases") if word in page.lower()]
+    assert "\nExit code 0: both sides use the same code, so nothing was measured.\n" in page
 
 
 def test_a_run_of_one_case_is_told_so(gate_run: GateRun) -> None:

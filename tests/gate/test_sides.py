@@ -71,6 +71,7 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
     short = top.parent / "short"
     git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
     assert (submodules.absent(short), submodules.absent(top)) == (["sub"], [])
+    assert (submodules.here(short), submodules.here(top)) == ([], [top / "sub", top / "sub" / "sub"])
     first = submodules.at(short, "one")["sub"]
     git(short, "clone", "--quiet", "--depth=1", f"file://{top / 'sub'}", "sub")
     git(short / "sub", "fetch", "--quiet", "--depth=1", "origin", first)
@@ -99,6 +100,21 @@ def test_submodules_that_are_gone_or_not_checked_out_are_filled_as_far_as_they_a
         origin = git(base.folder / "sub", "remote", "get-url", "origin").strip()
         assert origin == str(top / ".git" / "modules" / "sub")
         assert not [*(base.folder / "a_first").iterdir()]
+
+
+def test_files_are_listed_as_git_sees_them_in_submodules_too(top: Path) -> None:
+    """New files too. A file that has another name now has changed under both names."""
+    for place in (top, top / "sub"):
+        write(place / ".gitignore", "/build/\n/x.log\n")
+        for name in ("build/deep/k.so", "x.log", "new.py"):
+            write(place / name, "")
+        git(place, "mv", "a.py", "b.py")
+    known = {*submodules.listed(top)}
+    assert {"b.py", "new.py", "sub/b.py", "sub/new.py"} <= known
+    assert not known & {".", "build/deep/k.so", "sub/x.log"}
+    assert {*submodules.ignored(top)} == {top / "build", top / "sub" / "build"}
+    wanted = {f"{place}{name}" for place in ("", "sub/") for name in ("a.py", "b.py", "new.py", ".gitignore")}
+    assert wanted <= {*submodules.changed(top, "HEAD")}
 
 
 def test_a_commit_is_here_or_not(top: Path) -> None:

@@ -94,11 +94,12 @@ class UsedFiles:
         # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
-        about = asked | {file for file in self._tried if not os.path.lexists(file)}
+        about = asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
+        linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
         told = {
             path: ""
-            for file in about
-            for path in (source_of(file), *_links(file))
+            for path in {*map(source_of, about), *linked}
             if self._tree(path)
             or any(_is_below(path, folder) for folder in near)
             or not (path.endswith("/*") or self._is_left_out(path, left_out))

@@ -12,7 +12,7 @@ import pytest
 from harness.errors import InputError
 from harness.gate import case_lists
 from harness.model import Case, Job, Scenario, Timing
-from harness.ops import Catalogue, Extremes, Op, Tensor
+from harness.ops import Catalogue, Choice, Extremes, Op, Tensor
 from harness.processes.messages import Surveyed
 from harness.scenario import Selection
 
@@ -171,6 +171,25 @@ def test_the_base_s_own_scenario_is_asked_too(catalogue: Catalogue, write: Write
     assert [j.case.id for j in cases.jobs["base"]] == [job("tuned").case.id, larger.case.id, gone.case.id]
     assert (cases.before, cases.untold) == ((roles,), ())
     assert cases.asked == asked.every
+
+
+def test_a_case_at_an_old_default_is_gone_under_today_s_name(write: Write) -> None:
+    """The id of the base's case is the id of another case now, that may be faster: the other choice is the default."""
+    op = Op(
+        "mine", "y = x", {"N": "elements"}, (Tensor("x", ("N",)),), (Tensor("y", ("N",)),),
+        choices={"layout": Choice("the layout", ("nhwc", "nchw"))},
+    )  # fmt: skip
+    op.variant("v0", "one way")(lambda _: lambda _: None)
+    file, old = write("title: t\nop: mine\nshapes: [{N: 8}]\ndtypes: [float32]\nbaseline: v0\n"), Path("/base/s.yaml")
+    asked = case_lists.wanted([file], {"mine": op}, CUDA)
+    slow = Case("mine", "v0", "float32", (("N", 8),), (("layout", "nchw"),), usual=("layout",))
+    assert [each.case.id for each in asked.jobs] == [slow.id]
+    told = Scenario("s", "t", "mine", (slow.id,), roles=(("v0", "ours"),))
+    base = Surveyed(((Job(slow),), (Job(slow),)), (), ((told,), (told,)))
+    cases = case_lists.common(asked, base, {"mine": op}, CUDA, [old])
+    today = f"{slow.id}/layout=nchw"
+    assert [each.case.id for each in cases.jobs["base"]] == [today]
+    assert [scenario.cases for scenario in cases.before] == [(today,)]
 
 
 def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write) -> None:

@@ -114,7 +114,11 @@ def test_files_are_listed_as_git_sees_them_in_submodules_too(top: Path) -> None:
     assert not known & {".", "build/deep/k.so", "sub/x.log"}
     assert {*submodules.ignored(top)} == {top / "build", top / "sub" / "build"}
     wanted = {f"{place}{name}" for place in ("", "sub/") for name in ("a.py", "b.py", "new.py", ".gitignore")}
-    assert wanted <= {*submodules.changed(top, "HEAD")}
+    write(top / ".gitignore", "/build/\n/x.log\n")
+    write(top / "__pycache__" / "b.pyc", "")  # which a repository may have forgotten to ignore
+    changed = {*submodules.changed(top, "HEAD")}
+    assert wanted <= changed
+    assert not changed & {"x.log", "build/deep/k.so", "sub/x.log", "__pycache__/b.pyc"}
 
 
 def test_a_commit_is_here_or_not(top: Path) -> None:

@@ -310,6 +310,22 @@ def test_a_link_and_a_folder_that_is_open_are_told(ask: Asking, top: Path) -> No
     assert "flag" not in {*ask(top, "os.close(9)if 0 else None\ntry: os.stat('flag', dir_fd=99)\nexcept OSError: 0", 0)}
 
 
+def test_a_link_to_a_file_that_does_not_count_is_told(ask: Asking, top: Path) -> None:
+    """As to a file of the system, or of git-annex. Another target of the link is another file."""
+    for name, target in (
+        ("plan", "/etc/hosts"),
+        ("annexed", ".git/annex"),
+        ("broken", "gone"),
+        ("unopened", "late.py"),
+    ):
+        (top / name).symlink_to(target)
+    (top / ".git").mkdir()
+    (top / ".git" / "annex").touch()
+    asked = {*ask(top, "open('plan').close(); open('annexed').close()\ntry: open('broken')\nexcept OSError: pass", 0)}
+    assert {"plan", "annexed", "broken"} <= asked
+    assert "unopened" not in asked
+
+
 def test_a_file_that_could_not_be_opened_was_asked_about(
     ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes import start
 from harness.processes.nursery import Nursery
 
 _ROOM = 16384
@@ -62,7 +63,11 @@ class Surroundings:
 
         Its size is the same for all sides, since the size of the environment decides where a process's stack lies.
         """
-        moved = {name: os.pathsep.join(map(self._moved, value.split(os.pathsep))) for name, value in variables.items()}
+        moved = {
+            # Where modules come from is this process's to say.
+            name: value if name == start.VARIABLE else os.pathsep.join(map(self._moved, value.split(os.pathsep)))
+            for name, value in variables.items()
+        }
         made = {name: value for name, value in (moved | dict(self.variables)).items() if value is not None}
         room = _size(os.environ) + _ROOM - _size(made) - len(_FILLER) - 2
         return made | {_FILLER: " " * max(0, room)}

@@ -123,6 +123,7 @@ def test_a_process_tells_what_its_ops_have_set(monkeypatch: pytest.MonkeyPatch) 
     worker._software = ()
     told: Any = worker.answer(messages.SurveyCode((), ()))
     assert told.variables == (("CHANGED", "2"), ("GONE", None), ("NEW", "3"))
+    assert messages.decode_reply(messages.encode(told)) == told
 
 
 def test_the_processes_of_a_side_begin_with_what_its_ops_set() -> None:

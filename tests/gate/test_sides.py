@@ -164,6 +164,8 @@ def test_what_the_environment_names_in_the_repository_is_moved_where_the_base_ha
     assert around.working_folder() == str(base / "src")
     flags = f"-I{now}/src -L'{now}/venv' --of={now},1 {now}2 -O2"
     assert around.applied({"CFLAGS": flags})["CFLAGS"] == f"-I{base}/src -L'{now}/venv' --of={base},1 {now}2 -O2"
+    imports = {"HARNESS_IMPORTS": f'{{"refused": "{now}/src"}}'}
+    assert around.applied(imports)["HARNESS_IMPORTS"] == imports["HARNESS_IMPORTS"]
     given = {"CPATH": f"{now}/src:{now}/venv:/usr/include:src", "URL": "http://a/b"}
     applied = around.applied(given)
     assert applied["CPATH"] == f"{base}/src:{now}/venv:/usr/include:src"

@@ -56,8 +56,7 @@ def below(workspace: str, folder: str, file: str) -> str:
     """A file's path from the workspace on, as it is if nobody knows that. folder: where the path begins."""
     if not file or not workspace:
         return file
-    full = Path(folder, file).resolve()
-    top = Path(workspace).resolve()
+    full, top = Path(folder).resolve() / file, Path(workspace).resolve()
     return str(full.relative_to(top)) if full.is_relative_to(top) else file
 
 

@@ -89,6 +89,8 @@ def test_a_file_is_named_from_the_workspace_on(
 ) -> None:
     """GitHub shows it beside no file otherwise. A job may have the repository in a folder of the workspace."""
     top = tmp_path / "mine"
+    top.mkdir()
+    (top / "a.py").symlink_to("elsewhere.py")  # a link that changed is named itself
     now = Revision("the working tree", "f" * 40, False, "d" * 64, str(top))
     finding = Finding("slower", "failure", "found")
     run = make_gate([], [finding], used=UsedCode(changed=("a.py",)), now=now)

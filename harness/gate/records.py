@@ -274,7 +274,7 @@ class UsedCode:
 
         A file that has another mode now, or is only asked about, is changed too, though no digest says so.
         """
-        alone = not (self.shared or self.versions or self.changed)
+        alone = not (self.shared or self.versions or self.changed or self.older)
         return self.complete and bool(self.now) and alone and self.base == self.now
 
 

@@ -101,6 +101,12 @@ def test_what_only_the_base_has_is_judged_by_the_role_that_it_has_or_had(write: 
     assert [job.case.variant for job in cases.jobs["base"]] == ["v0", "tuned"]
 
 
+def test_a_role_is_of_the_variant_of_one_op() -> None:
+    """Another op's control of that name would let every loss pass."""
+    scenarios = [Scenario("s", "t", op, (), roles=(("v", role),)) for op, role in (("b", "control"), ("a", "ours"))]
+    assert [case_lists.role_of(op, "v", scenarios, "peer") for op in "abc"] == ["ours", "control", "peer"]
+
+
 def test_roles_that_a_run_of_schema_1_did_not_store() -> None:
     prelu, copy = (Scenario("s", "t", op, ()) for op in ("prelu", "copy"))
     names = ("eager", "compile", "memcpy", "peer:liger", "tuned", "packed")
@@ -198,6 +204,7 @@ def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write
     assert "can't load its own old.yaml" in unread
     [silent] = case_lists.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "too old to tell the floors" in silent
+    assert case_lists.common(asked, Surveyed(((),), ()), catalogue, CUDA).untold == (), "it was asked for no scenario"
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def judge(before: Run, after: Run, **options: Any) -> GateRun:
 def test_a_run_is_not_compared_with_itself_or_a_copy(make_run: MakeRun, folder: str) -> None:
     run = make_run()
     other = run if folder == "after" else replace(run, header=replace(run.header, started="later"))
-    with pytest.raises(UsageError, match=f"{folder} is the reference itself: nothing is compared"):
+    with pytest.raises(UsageError, match=f"{folder} is the reference itself: nothing is compared") as caught:
         gate.stored((Path("before"), run), (Path(folder), other), advisory=True)
+    assert caught.value.advice == "name two folders, each measured by itself"
 
 
 def test_the_record_says_how_long_it_took_and_which_loss_passes(
@@ -144,12 +145,18 @@ def test_runs_that_differ_are_refused_unless_advisory(make_run: MakeRun, fields:
     refused = judge(make_run(), make_run(**fields))
     assert refused.exit == Exit.ENVIRONMENT
     assert any(words in f"{text}|" for text in refused.refused)
-    assert refused.cases == ()
+    assert (refused.cases, refused.findings) == ((), ()), "what isn't compared is not judged"
     allowed = judge(make_run(), make_run(slower=1.05, **fields), advisory=True)
     assert allowed.exit == Exit.OK
     assert allowed.refused == ()
     assert any(words[4:] in f"{finding.message}|" for finding in allowed.findings if finding.severity == "note")
     assert any(finding.severity == "failure" for finding in allowed.findings)
+
+
+@pytest.mark.parametrize("fields", [{"finished": None}, {"git_dirty": True}])
+def test_a_reference_is_refused_for_the_same_reasons(make_run: MakeRun, fields: dict[str, Any]) -> None:
+    [found] = judge(make_run(**fields), make_run()).refused
+    assert found.startswith("the reference ")
 
 
 def test_a_run_whose_results_can_not_all_be_read_is_refused(make_run: MakeRun) -> None:
@@ -232,3 +239,11 @@ def test_a_waiver_covers_our_case_and_no_control(make_run: MakeRun) -> None:
     waived = {found.control: found.margin.waived for found in made.cases}
     assert waived == {True: 0.0, False: 0.5}
     assert [finding.severity for finding in made.findings if finding.rule == "waivers"] == ["accepted"]
+
+
+def test_a_waiver_that_has_expired_covers_nothing(make_run: MakeRun) -> None:
+    waiver = Waiver(("*",), 0.5, "r", "o", "2026-01-01", "w:1")
+    made = judge(make_run(12), make_run(12, 1.5), waivers=(waiver,), command=("harness", "gate"))
+    assert (made.exit, made.waivers, made.command) == (Exit.GATE_FAILED, (waiver,), ("harness", "gate"))
+    [note] = [finding for finding in made.findings if finding.rule == "waivers"]
+    assert (note.severity, "expired on 2026-01-01" in note.message) == ("note", True)

@@ -61,8 +61,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         message = f"edited while the gate ran: {_named(evidence.edited, _MOST_NAMED)}"
         yield Finding("code", "undecided", message, "run the gate again, and leave the working tree alone meanwhile")
     if used.older:
-        message = f"older than a changed source that neither side opened: {_named(used.older, _MOST_NAMED)}"
-        yield Finding("code", "note", message, "if it is made of that source, build it anew, and run the gate again")
+        named = _named(used.older, _MOST_NAMED)
+        message = f"the working tree used what was built before a changed source that neither side opened: {named}"
+        advice = "build it anew, and run the gate again; if it isn't made of that source: --accept code"
+        yield Finding("code", "undecided", message, advice)
     if used.unused:
         message = f"changed, but opened by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
         yield Finding("code", "note", message)

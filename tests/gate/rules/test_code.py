@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.gate import Evidence
 from harness.gate.case_lists import Broken
 from harness.gate.records import UsedCode
@@ -37,10 +39,13 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.message.endswith("part19.py and 2 more")
 
 
-def test_what_may_be_older_than_its_source_is_told() -> None:
-    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, older=("build/libk.so",))))
-    assert (found.severity, found.message.endswith(": build/libk.so")) == ("note", True)
+def test_what_may_be_older_than_its_source_leaves_it_undecided() -> None:
+    used = UsedCode(FILES, FILES, complete=True, older=("build/libk.so",))
+    [found] = code.judge(Evidence("main", (), (), used=used))
+    assert (found.severity, found.message.endswith(": build/libk.so")) == ("undecided", True)
     assert "build it anew" in found.advice
+    assert not used.same
+    assert replace(used, older=()).same
 
 
 def test_what_the_base_does_not_have_leaves_it_undecided() -> None:

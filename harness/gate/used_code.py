@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from harness import paths
 from harness.gate import measuring, software, submodules
 from harness.gate.git import shown
-from harness.gate.opened import BUILT, COMPILED, Opened
+from harness.gate.opened import BUILT, COMPILED, LINKED, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
@@ -174,7 +174,7 @@ def _older(top: Path, ignored: Iterable[str], unopened: Iterable[str]) -> Iterat
     """Files that git ignores and the working tree used, and that are older than a changed source that nobody opened."""
     sources = [top / name for name in unopened if PurePath(name).suffix in COMPILED]
     newest = max((source.stat().st_mtime for source in sources if source.is_file()), default=0.0)
-    built = (name for name in ignored if not BUILT.isdisjoint(PurePath(name).suffixes) and not name.startswith(MADE))
+    built = (name for name in ignored if not LINKED.isdisjoint(PurePath(name).suffixes) and not name.startswith(MADE))
     yield from (name for name in built if not os.path.isabs(name) and (top / name).stat().st_mtime < newest)  # noqa: PTH117
 
 

@@ -244,12 +244,13 @@ def test_what_was_built_before_a_changed_source_is_told(
     """Both sides may have built it, the working tree long ago."""
     made = [places.file(f"{tree}/build/libk.so.1") for tree in ("tree", "repository")]
     outside, prepared = places.file("elsewhere/libo.so"), places.file("made-now/site/libm.so")
-    for file in (made[1], outside, prepared):
+    version = places.file("repository/build/_version.py")
+    for file in (made[1], outside, prepared, version):
         os.utime(file, (1000, 1000))
     if source != "gone.cu":
         os.utime(places.file(f"repository/{source}", "s"), (999, 999) if source == "old.cu" else (1001, 1001))
-    now = probed(made[1], outside, prepared, *([places.top / "repository" / source] * (source == "opened.cu")))
-    found = comparison(probed(made[0]), now, (source,), ignored=("build/libk.so.1",))
+    now = probed(made[1], outside, prepared, version, *([places.top / "repository" / source] * (source == "opened.cu")))
+    found = comparison(probed(made[0]), now, (source,), ignored=("build/libk.so.1", "build/_version.py"))
     assert found.older == (("build/libk.so.1",) if told else ())
 
 

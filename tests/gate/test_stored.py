@@ -78,6 +78,8 @@ def test_offsets_are_assumed_for_our_cases_that_both_runs_have(make_run: MakeRun
     [margin] = {found.margin for found in made.cases if found.pairs and not found.control}
     assert margin == noise.margin(cases[1].id, "graph", 0.01, 2, 0.0)
     assert margin != noise.margin(cases[1].id, "graph", 0.01, 3, 0.0)
+    alone = {found.case: found.scenario for found in made.cases if not found.pairs}
+    assert alone == {cases[0]: "", cases[3]: "s"}, "what is gone, and what is new"
 
 
 @pytest.mark.parametrize(

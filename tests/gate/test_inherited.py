@@ -30,6 +30,7 @@ def a_plug_in(folder: Path) -> None:
     """What ops do at the top of their file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.pop("GONE", None)
+    os.environ["NEW"] = "1"
     os.chdir(folder)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -43,6 +44,8 @@ def now() -> tuple[object, ...]:
 def before(monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("NEW", "")
+    monkeypatch.delenv("NEW")
     return now()
 
 
@@ -60,15 +63,17 @@ def test_what_ops_set_is_undone_though_they_can_not_be_loaded(tmp_path: Path, be
 
 def test_what_can_not_be_undone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who isn't root can only lower the priority."""
-    priority = [0]
+    priority, asked = [0], list[tuple[int, ...]]()
 
-    def refused(*_: int) -> None:
+    def refused(*given: int) -> None:
+        asked.append(given)
         raise PermissionError
 
-    monkeypatch.setattr(os, "getpriority", lambda *_: priority[0])
+    monkeypatch.setattr(os, "getpriority", lambda *given: priority[0] if given == (os.PRIO_PROCESS, 0) else 7)
     monkeypatch.setattr(os, "setpriority", refused)
     with pytest.raises(UsageError, match="the ops set the priority of the process") as caught, inherited.kept():
         priority[0] = 19
+    assert asked == [(os.PRIO_PROCESS, 0, 0)]
     assert "variant" in caught.value.advice
 
 

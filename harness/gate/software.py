@@ -11,10 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 _FILES = (
-    "*constraints*.txt", "*constraints*.in", "*requirements*.txt", "*requirements*.in", "requirements/*.txt",
-    "requirements/*.in", "*.lock", "*.lockb", "*-lock.json", "*conda-lock*.yml", "environment*.yml",
-    "environment*.yaml", "pylock*.toml", "pixi.toml", "Pipfile", ".python-version",
-    ".tool-versions", "Dockerfile*", "*.dockerfile", "Containerfile*",
+    "*constraints*.txt", "*constraints*.in", "*requirements*.txt", "*requirements*.in", "*.lock", "*.lockb",
+    "*-lock.json", "*conda-lock*.yml", "environment*.yml", "environment*.yaml", "pylock*.toml", "pixi.toml", "Pipfile",
+    ".python-version", ".tool-versions", "Dockerfile*", "*.dockerfile", "Containerfile*",
 )  # fmt: skip
 _DEPENDS = (
     ("project", "dependencies"), ("project", "optional-dependencies"), ("project", "requires-python"),

@@ -32,7 +32,9 @@ def test_changed_software_is_undecided() -> None:
             "conda-lock.yml", "environment-gpu.yml", "environment.yaml", "pylock.dev.toml", "pixi.toml", "Pipfile",
             ".python-version", ".tool-versions", "docker/Dockerfile.gpu", "docker/gpu.dockerfile", "Containerfile",
         )),
-        *((name, False) for name in ("notes.txt", "src/lock.py", "requirements.md", "src/pixi.toml.py")),
+        *((name, False) for name in (
+            "notes.txt", "src/lock.py", "requirements.md", "requirements/gpu/notes.txt", "src/pixi.toml.py",
+        )),
     ],
 )  # fmt: skip
 def test_files_are_known_by_their_names(name: str, counts: bool) -> None:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -47,6 +48,8 @@ EVERYTHING = "*"
 """In place of the name of a file: the process has asked which names the folder has."""
 ANYTHING = "**"
 """In place of the name of a file: a process that the code of a side has started may ask about any file below."""
+_COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
+"""Programs that open every file of a side on which their result depends."""
 _readlink = os.readlink
 
 
@@ -168,8 +171,10 @@ class UsedFiles:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook: called for everything that this process does, so it must be quick and never raise."""
         if event in _STARTS:
-            self._started.add(tuple(_words(event, arguments)))
-            self._starts = self._starts or self._is_called_by_a_side()
+            words = tuple(_words(event, arguments))
+            self._started.add(words)
+            opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
+            self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
         if event in _LISTS:
             if _is_code_of_a_side() and (folder := _folder(arguments[0])):

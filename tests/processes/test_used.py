@@ -36,6 +36,14 @@ for line in sys.stdin:
     print(json.dumps([path for path, digest in watch.so_far() if len(digest) == digits]), flush=True)
     os._exit(0)
 """
+STARTER = """
+import subprocess
+def start(name="true"):
+    try:
+        subprocess.run([name, "--version"], capture_output=True)
+    except OSError:
+        pass
+"""
 Asking = Callable[..., list[str]]
 NAMED_IN = {
     "pyproject.toml": "[project]\nname = 'MyKern.CUDA'\n[[tool.uv.dependency-metadata]]\nname = 'theirs'\n",
@@ -355,13 +363,17 @@ def test_what_lies_beside_a_folder_of_code_was_asked_about_though_it_lies_in_the
     [
         ("subprocess.run(['true'])", False),  # as the harness asks git
         ("import starter; starter.start()", True),
+        ("import starter; starter.start('sh')", True),
+        ("import starter; starter.start('/usr/bin/x86_64-linux-gnu-g++-12')", False),  # it opens what it uses
+        ("import starter; starter.start('nvcc')", False),
+        ("import starter; starter.start('make')", True),
         ("import starter, threading as t; a = t.Thread(target=starter.start); a.start(); a.join()", True),
     ],
 )
 def test_a_process_that_the_code_of_a_side_starts_may_ask_about_anything(
     ask: Asking, top: Path, code: str, starts: bool
 ) -> None:
-    (top / "starter.py").write_text("import subprocess\ndef start(): subprocess.run(['true'])\n")
+    (top / "starter.py").write_text(STARTER)
     assert ("**" in ask(top, f"import subprocess; {code}", 0)) == starts
 
 

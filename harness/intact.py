@@ -54,15 +54,29 @@ def remember(others: Iterable[ModuleType] = ()) -> None:
         _remembered.setdefault(owner, things)
 
 
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Note what is there now, and forget it in the end, in a process that may go on to run any code."""
+    before = dict(_remembered)
+    _remembered.clear()
+    remember()
+    try:
+        yield
+    finally:
+        _remembered.clear()
+        _remembered.update(before)
+
+
 def watch(name: str, thing: Any) -> None:
     """Note the fields of a dataclass, in place of what had the name before."""
     _watched[name] = thing, _noted(thing)
 
 
-def replaced() -> str | None:
+def replaced(meanwhile: str = "the case ran") -> str | None:
     """The first thing that isn't as it was noted, or a mode of torch that is on, as a complaint; None if all is well.
 
-    A name that is new where functions were noted counts, too, where it hides a function of a base class, or of Python.
+    meanwhile: what has happened since then, for the complaint. A name that is new where functions were noted counts,
+    too, where it hides a function of a base class, or of Python.
     """
     for owner, things in _things() if _remembered else ():
         known = _remembered.setdefault(owner, things)
@@ -75,10 +89,10 @@ def replaced() -> str | None:
                 # A function whose code was changed is found in every module that has it.
                 home = value.__module__ if before is value and isinstance(value, FunctionType) else owner
                 what = name if owner == _STATE else f"{home}.{name}"
-                return f"{what} was {'changed' if owner == _STATE else 'replaced'} while the case ran: {_UNBELIEVED}"
+                return f"{what} was {'changed' if owner == _STATE else 'replaced'} while {meanwhile}: {_UNBELIEVED}"
     for name, (thing, then) in _watched.items():
         if changed := next((field for field, value in _noted(thing).items() if value != then[field]), ""):
-            return f"{name}: '{changed}' was changed while the case ran: {_UNBELIEVED}"
+            return f"{name}: '{changed}' was changed while {meanwhile}: {_UNBELIEVED}"
     return _mode()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness import devices
 from harness.errors import UsageError
-from harness.gate import noise_store, submodules
+from harness.gate import inherited, noise_store, submodules
 from harness.gate.case_lists import wanted
 from harness.gate.git import git
 from harness.gate.offsets import LEAST_BLOCKS
@@ -103,7 +103,10 @@ def unknown(request: Request) -> tuple[int, int]:
     machine = devices.kinds()[request.selection.device].machine()
     blocks = noise_store.load(machine, request.noise).blocks
     known = {case for (case, _), means in blocks.items() if len(means) >= LEAST_BLOCKS}
-    asked = [job.case.id for job in wanted(request.files, Catalogue(request.plugins), request.selection).jobs]
+    with inherited.kept():
+        catalogue = Catalogue(request.plugins)
+    with inherited.kept():
+        asked = [job.case.id for job in wanted(request.files, catalogue, request.selection).jobs]
     return sum(key not in known for key in asked), len(asked)
 
 

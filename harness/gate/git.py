@@ -26,8 +26,7 @@ def git(folder: Path, *arguments: str, limit: float = _TIMEOUT) -> str:
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
-            errors="surrogateescape",  # a name of a file may be any bytes
+            errors="surrogateescape",  # what git prints is text, but a name of a file may be any bytes
             check=False,
             timeout=limit,
             env=environment() | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from harness import devices
 from harness.errors import HarnessError, UsageError, brief, described
@@ -14,7 +15,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
-from harness.gate.used_code import Probed
+from harness.gate.used_code import Probed, SideNames
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
@@ -95,9 +96,20 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         # What is right may be said by any file, so the same code alone needs no judge.
         judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
-    cases = replace(cases, untold=(*cases.untold, *unheard))
+    gone = _unplugged(base, now) if cases.untold else ()
+    cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
     same = _same(cases, used, (before, after))
-    return Inquired(codes, cases, used, same, _measuring(repository, codes, used), judged)
+    codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
+    return Inquired(codes, cases, used, same, _measuring(repository, codes, used, kind), judged)
+
+
+def _unplugged(base: Checkout, now: Checkout) -> Iterator[str]:
+    """Why the base lacks ops that its scenarios may name, one sentence each: a file of --ops isn't there."""
+    there = {file.relative_to(base.folder) for file in base.plugins if base.folder and file.is_relative_to(base.folder)}
+    for file in now.plugins:
+        if now.folder and file.is_relative_to(now.folder) and file.relative_to(now.folder) not in there:
+            name = file.relative_to(now.folder)
+            yield f"the base has no {name}, which --ops names now: if it was renamed, what it was called isn't known"
 
 
 @contextmanager
@@ -131,12 +143,28 @@ def _same(cases: Cases, used: UsedCode, probed: Sequence[Probed]) -> bool:
     return used.same and whole and same_cases and alone and all(side.fine for side in probed)
 
 
-def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: UsedCode) -> str:
+def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: UsedCode, kind: str) -> str:
     """What changed in the code that measures both sides, as a sentence; "" if nothing did."""
     before, now = codes["base"].own_root, codes["now"].root
-    if before is None or now is None:
-        return ""
     package = repository.package or Path()
-    files = measuring.changed(before, now, dict(used.now), package)
+    files = measuring.changed(before, now, dict(used.now), package) if before and now else []
+    what = "the code that measures both sides"
+    if not files:
+        files = _of_device(kind, SideNames(codes["now"], package), used)
+        what = f"the device '{kind}', which times each side,"
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"the code that measures both sides changed: {files[0]}{more}" if files else ""
+    return f"{what} changed: {files[0]}{more}" if files else ""
+
+
+def _of_device(kind: str, names: SideNames, used: UsedCode) -> list[str]:
+    """Files of the package of a device, where it is the repository's, that the sides used with other contents."""
+    module = type(devices.kinds()[kind]).__module__
+    first = sys.modules[module.partition(".")[0]]
+    code = first if first.__file__ else sys.modules[module]  # a namespace has no file
+    place = Path(code.__file__ or "/").resolve()
+    name = names.of(place.parent if hasattr(code, "__path__") else place)
+    if name is None or first.__name__ == "harness":
+        return []
+    before, now = dict(used.base), dict(used.now)
+    own = (file for file in before.keys() | now.keys() if PurePath(file).is_relative_to(name))
+    return sorted(file for file in own if before.get(file) != now.get(file))

@@ -58,7 +58,8 @@ def merge(places: Sequence[Path]) -> Joined:
 
 
 def against(runs: Sequence[GateRun]) -> Joined:
-    """The verdicts of one code against several bases as one."""
+    """The verdicts of one code against several bases as one. Raises UsageError if the code was edited meanwhile."""
+    _refuse_other_code(runs)
     return Joined(tuple(JoinedPart(run.base.label, run) for run in runs))
 
 

@@ -15,11 +15,11 @@ _OPEN = 0x20
 _LOST = 0x4000
 _EVENT = struct.Struct("iIII")
 _MOST = 1 << 20
-BUILT = frozenset({
-    ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu", ".py",
-    ".o", ".a", ".so", ".ptx", ".cubin", ".fatbin",
-})  # fmt: skip
-"""What names of files end with that a compiler or a loader reads, such as libk.so.1."""
+COMPILED = frozenset({".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu"})
+LINKED = frozenset({".o", ".a", ".so", ".ptx", ".cubin", ".fatbin"})
+BUILT = COMPILED | LINKED | {".py"}
+"""What names of files end with that a compiler or a loader reads, such as libk.so.1. COMPILED: of sources; LINKED: of
+what is made of them."""
 
 
 class Opened:

@@ -242,8 +242,12 @@ class UsedCode:
     for it at '{made}'; other paths are full. shared: files that both sides used, in the repository or outside of both
     trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
     used or asked about. unused: the others that differ. software: those by which other software would be installed.
-    versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known.
-    unmatched: files that the working tree used and git ignores, and that the base doesn't have.
+    versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known,
+    and no process that a side started may tell the sides apart by a file that it only asked about. unmatched: files
+    that the working tree used and git ignores, and that the base doesn't have. outside: files outside of the repository
+    that the working tree found by its own place, where the base found none. filtered: files with other contents on the
+    two sides, though git calls them the same. older: files that git ignores, that the working tree used, and that are
+    older than a changed source which no side opened.
     """
 
     base: tuple[tuple[str, str], ...] = ()
@@ -255,6 +259,9 @@ class UsedCode:
     complete: bool = False
     versions: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    filtered: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
 
     @property
     def digests(self) -> tuple[str, str]:
@@ -267,7 +274,7 @@ class UsedCode:
 
         A file that has another mode now, or is only asked about, is changed too, though no digest says so.
         """
-        alone = not (self.shared or self.versions or self.changed)
+        alone = not (self.shared or self.versions or self.changed or self.older)
         return self.complete and bool(self.now) and alone and self.base == self.now
 
 

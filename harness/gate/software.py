@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 _FILES = (
-    "*constraints*.txt", "*constraints*.in", "*requirements*.txt", "*requirements*.in", "requirements/*.txt",
-    "requirements/*.in", "*.lock", "*.lockb", "*-lock.json", "*conda-lock*.yml", "environment*.yml",
-    "environment*.yaml", "pylock*.toml", "pixi.toml", "Pipfile", "Dockerfile*", "*.dockerfile", "Containerfile*",
+    "*constraints*.txt", "*constraints*.in", "*requirements*.txt", "*requirements*.in", "*.lock", "*.lockb",
+    "*-lock.json", "*conda-lock*.yml", "environment*.yml", "environment*.yaml", "pylock*.toml", "pixi.toml", "Pipfile",
+    ".python-version", ".tool-versions", "Dockerfile*", "*.dockerfile", "Containerfile*",
 )  # fmt: skip
-_PROJECT = "pyproject.toml"
 _DEPENDS = (
     ("project", "dependencies"), ("project", "optional-dependencies"), ("project", "requires-python"),
     ("build-system", "requires"), ("dependency-groups",), ("tool", "uv"), ("tool", "poetry"), ("tool", "pdm"),
 )  # fmt: skip
+_IN_SETUP = ("install_requires", "setup_requires", "python_requires", "extras_require")
 
 
 def changed(files: Iterable[str], base: Path, now: Path) -> list[str]:
@@ -42,19 +44,45 @@ def _names_software(file: str) -> bool:
 
 
 def _depends_otherwise(file: str, base: Path, now: Path) -> bool:
-    return PurePosixPath(file).name == _PROJECT and _needs(base / file) != _needs(now / file)
+    read = _PROJECTS.get(PurePosixPath(file).name)
+    return read is not None and _needs(base / file, read) != _needs(now / file, read)
 
 
-def _needs(file: Path) -> list[Any]:
+def _needs(file: Path, read: Callable[[str], list[Any]]) -> list[Any]:
     """What a project says that it needs; nothing where there is no such file, or it can't be read."""
     try:
-        project = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, configparser.Error):
         return []
+
+
+def _of_pyproject(text: str) -> list[Any]:
+    project = tomllib.loads(text)
     return [_at(project, keys) for keys in _DEPENDS]
+
+
+def _of_setup_cfg(text: str) -> list[Any]:
+    told = configparser.ConfigParser(interpolation=None)
+    told.read_string(text)
+    options = [item for item in _section(told, "options") if item[0] in _IN_SETUP]
+    return options + _section(told, "options.extras_require")
+
+
+def _section(told: configparser.ConfigParser, name: str) -> list[tuple[str, str]]:
+    return told.items(name) if told.has_section(name) else []
+
+
+def _of_setup_py(text: str) -> list[Any]:
+    """The arguments of `setup`, as they are written: what a variable holds isn't known."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    setups = (call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "setup")
+    return [ast.unparse(each) for call in setups for each in call.keywords if each.arg in _IN_SETUP]
 
 
 def _at(table: Any, keys: Iterable[str]) -> Any:
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table
+
+
+_PROJECTS = {"pyproject.toml": _of_pyproject, "setup.cfg": _of_setup_cfg, "setup.py": _of_setup_py}

@@ -11,6 +11,8 @@ from harness.errors import UsageError
 from harness.gate.git import git
 
 _LINK = "160000"
+_ANYWHERE = "--work-tree=."
+"""Of a submodule that is gone git keeps the repository, which names a folder of files that isn't there any more."""
 
 
 def at(top: Path, revision: str) -> dict[str, str]:
@@ -56,7 +58,7 @@ def changed(top: Path, base: str) -> Iterator[str]:
     yield from _changed(top, base)
     for path, commit in before.items():
         folder = top / path
-        if (folder / ".git").exists() and _has(folder, commit):
+        if (folder / ".git").exists():
             yield from (f"{path}/{name}" for name in changed(folder, commit))
 
 
@@ -92,8 +94,9 @@ def fill(top: Path, folder: Path, revision: str) -> None:
 def _share(source: Path, folder: Path) -> None:
     """Make a repository with the objects of another one. `git clone` would copy what a ref names of a short clone."""
     told = ("--path-format=absolute", "--git-path", "objects", "--show-object-format")
-    objects, kind = git(source, "rev-parse", *told).splitlines()
-    git(source, "init", "--quiet", f"--object-format={kind}", str(folder))
+    objects, kind = git(source, _ANYWHERE, "rev-parse", *told).splitlines()
+    folder.mkdir(parents=True, exist_ok=True)
+    git(folder, "init", "--quiet", f"--object-format={kind}")
     (folder / ".git" / "objects" / "info" / "alternates").write_bytes(os.fsencode(f"{objects}\n"))
     git(folder, "remote", "add", "origin", str(source))  # filters of files may ask for more, such as git-lfs
 
@@ -109,7 +112,7 @@ def _source(top: Path, path: str) -> Path | None:
 
 def _has(folder: Path, commit: str) -> bool:
     try:
-        git(folder, "cat-file", "-e", f"{commit}^{{commit}}")
+        git(folder, _ANYWHERE, "cat-file", "-e", f"{commit}^{{commit}}")
     except UsageError:
         return False
     return True

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import devices, units
-from harness.gate import deciding, looks, noise_store
+from harness.gate import deciding, inherited, looks, noise_store
 from harness.gate.alike import unlike
 from harness.gate.case_lists import Cases, common, is_control, wanted
 from harness.gate.evidence import Evidence
@@ -148,8 +148,10 @@ def prepare(
     with its base; None where one revision is compared with itself.
     """
     device = devices.kinds()[request.selection.device]
-    catalogue = Catalogue(request.plugins)
-    asked = wanted(request.files, catalogue, request.selection)
+    with inherited.kept():
+        catalogue = Catalogue(request.plugins)
+    with inherited.kept():  # again, since the names of files hold in the folder of the command
+        asked = wanted(request.files, catalogue, request.selection)
     turn.enter_context(lock.held(device, range(most_ranks(asked.jobs))))
     shared = device.shared() or ""
     if asked.left_out:
@@ -158,6 +160,7 @@ def prepare(
     if repository is None:
         with codes["base"].workers(device.kind) as workers:
             surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
+        codes = {side: code.with_variables(surveyed.variables) for side, code in codes.items()}
         sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
     else:
         nursery = turn.enter_context(Nursery(shared_root(codes.values())))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from pathlib import Path, PurePath
 from harness import paths
 from harness.gate import measuring, software, submodules
 from harness.gate.git import shown
-from harness.gate.opened import BUILT, Opened
+from harness.gate.opened import BUILT, COMPILED, LINKED, Opened
 from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.processes import hatchery, python, start
 from harness.processes.supervisor import Workers
-from harness.processes.used import EVERYTHING, digest, source_of
+from harness.processes.used import ANYTHING, EVERYTHING, digest, source_of
 
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
@@ -42,7 +43,7 @@ class Probed:
 
     asked: paths that they asked about, such as whether there is a file; FOLDER/* if they asked which files there are.
     fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
-    and version.
+    and version. variables: as in `Surveyed`.
     """
 
     files: Mapping[Path, str]
@@ -52,6 +53,7 @@ class Probed:
     fine: bool
     right: frozenset[str]
     software: Mapping[str, str]
+    variables: tuple[tuple[str, str | None], ...] = ()
 
 
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | None) -> Probed:
@@ -60,6 +62,7 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
     asked: set[Path] = set()
     ended: dict[str, str] = {}
     installed: dict[str, str] = {}
+    variables: tuple[tuple[str, str | None], ...] = ()
     for job in jobs:
         ended[job.case.id] = workers.measure(job, timed=False).status
         opened.so_far()
@@ -68,6 +71,7 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
         files |= {Path(path): content for path, content in surveyed.used if content}
         asked |= {Path(path) for path, content in surveyed.used if not content}
         installed |= dict(surveyed.software)
+        variables = surveyed.variables
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
     # This process loads modules of its own meanwhile, and the asked process reads all of its harness for a digest. What
@@ -75,7 +79,7 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
     roots = {python.own_root(), root or python.own_root()}
     own = [top / "harness" for top in roots]
     seen = frozenset(file for file in opened.so_far() if file.name != ".git" and not any(map(file.is_relative_to, own)))
-    return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed)
+    return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed, variables)
 
 
 def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:
@@ -103,9 +107,10 @@ def compared(
 ) -> UsedCode:
     """What both sides used. scenarios: the files with them, which both sides read."""
     package = repository.package or Path()
+    listed = {*submodules.listed(repository.top)}
     # This process's scripts start the processes of both sides. Torch's compiler reads them, as all files on the stack.
     of_both = scenarios | {Path(file).resolve() for file in (start.__file__, hatchery.__file__)}
-    named = {side: _Names(codes[side], package) for side in codes}
+    named = {side: SideNames(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], of_both)) for side in probed}
     top = repository.top
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
@@ -113,19 +118,26 @@ def compared(
     changed = sorted(differing - scenario_names)
     folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
     used = {n for n in changed if any(_is_used(n, side, folders, found[side], probed[side]) for side in found)}
+    starts = any(path.name == ANYTHING for side in probed.values() for path in side.asked)
+    silent = starts and any(_decides_unopened(n, folders) for n in changed if n not in used)
     if repository.package is not None:
         found = _without_instrument(found, f"{package / 'harness'}/", top)
     return UsedCode(
         base=tuple(sorted((shown(name), content) for name, content in found["base"].items())),
         now=tuple(sorted((shown(name), content) for name, content in found["now"].items())),
-        shared=tuple(sorted(map(shown, _shared(top, named["base"], probed, of_both)))),
+        shared=tuple(sorted(map(shown, {*_shared(top, named["base"], probed, of_both), *_begun_with(top, changed)}))),
         changed=tuple(shown(name) for name in changed if name in used),
         unused=tuple(shown(name) for name in changed if name not in used),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
-        complete=all(side.complete for side in probed.values()),
+        complete=all(side.complete for side in probed.values()) and not silent,
         unmatched=tuple(
             map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
+        ),
+        outside=tuple(sorted(map(shown, _outside(top, codes, probed)))),
+        filtered=tuple(sorted(map(shown, _other_contents(found) & listed - differing))),
+        older=tuple(
+            sorted(map(shown, _older(top, found["now"].keys() - listed, [n for n in changed if n not in used])))
         ),
     )
 
@@ -174,6 +186,45 @@ def _unmatched(top: Path, base: Path, now: Probed, base_alone: Iterable[str]) ->
     return sorted(name for path in alone if (name := str(path)) not in known)
 
 
+def _older(top: Path, ignored: Iterable[str], unopened: Iterable[str]) -> Iterator[str]:
+    """Files that git ignores and the working tree used, and that are older than a changed source that nobody opened."""
+    sources = [top / name for name in unopened if PurePath(name).suffix in COMPILED]
+    newest = max((source.stat().st_mtime for source in sources if source.is_file()), default=0.0)
+    built = (name for name in ignored if not LINKED.isdisjoint(PurePath(name).suffixes) and not name.startswith(MADE))
+    yield from (name for name in built if not os.path.isabs(name) and (top / name).stat().st_mtime < newest)  # noqa: PTH117
+
+
+def _other_contents(found: Mapping[Side, Mapping[str, str]]) -> set[str]:
+    """Files that both sides used, with other contents."""
+    base, now = found["base"], found["now"]
+    return {name for name in base.keys() & now.keys() if base[name] != now[name]}
+
+
+def _outside(top: Path, codes: Mapping[Side, Checkout], probed: Mapping[Side, Probed]) -> Iterator[str]:
+    """Files around the working tree that its processes used, and that the base looked for around its own tree."""
+    base = codes["base"].folder or top
+    for file in probed["now"].files:
+        if not any(file.is_relative_to(tree) for tree in (top, *codes["now"].trees)):
+            there = Path(os.path.normpath(base / os.path.relpath(file, top)))
+            if there in probed["base"].asked and not there.exists():
+                yield str(file)
+
+
+def _begun_with(top: Path, changed: Iterable[str]) -> Iterator[str]:
+    """Changed modules that Python ran in this process when it began: what they set holds for the base, too."""
+    for module in map(sys.modules.get, ("sitecustomize", "usercustomize")):
+        file = Path(getattr(module, "__file__", None) or "/").resolve()
+        if file.is_relative_to(top) and str(file.relative_to(top)) in changed:
+            yield str(file.relative_to(top))
+
+
+def _decides_unopened(name: str, folders: Mapping[Side, Path]) -> bool:
+    """Whether a process may tell the sides apart by a file that it doesn't open: by its presence, or by its mode."""
+    contents = [digest(folder / name) for folder in folders.values()]
+    there = [os.path.lexists(folder / name) for folder in folders.values()]
+    return there[0] != there[1] or contents[0] == contents[1]
+
+
 def _is_used(name: str, side: Side, folders: Mapping[Side, Path], found: Mapping[str, str], probed: Probed) -> bool:
     """Whether a side used a file of its folder, asked about it, or used a copy, as an installation makes one."""
     folder = folders[side]
@@ -197,7 +248,7 @@ def _is_noticed(name: str, folder: Path, folders: Mapping[Side, Path], asked: fr
     return bool(alone) and any(folder / path in asked for path in (*alone, alone[0].parent / EVERYTHING))
 
 
-def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
+def _shared(top: Path, names: SideNames, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
     """Files that the base used though they aren't its own: all in the working tree, others if both sides used them."""
     before, now = probed["base"], probed["now"]
     used_now = {*now.files, *now.opened}
@@ -214,7 +265,7 @@ def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class SideNames:
     """The paths of a side's files as both sides have them. package: where in the repository the harness lies."""
 
     code: Checkout
@@ -230,7 +281,7 @@ class _Names:
         return str(file.relative_to(folder)) if folder and file.is_relative_to(folder) else None
 
 
-def _files(probed: Probed, names: _Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
+def _files(probed: Probed, names: SideNames, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
     """Name and digest of each file of a side. What only pip reads of a package isn't code."""
     heard = {file: digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
     for file, content in {**probed.files, **heard}.items():

@@ -26,6 +26,7 @@ from harness.processes.surroundings import Surroundings
 
 _MEASURES = Path("processes", "child.py")
 """The file in a harness that starts a measuring process."""
+_SHORT = 12  # digits of a commit that people are shown
 _FOREIGN = "dubious ownership"  # git's words for a checkout of another user, as in many containers
 
 
@@ -64,6 +65,10 @@ class Checkout:
         """
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
+
+    def with_variables(self, variables: tuple[tuple[str, str | None], ...]) -> Checkout:
+        """The side with variables that its processes find when they start, since libraries read some that early."""
+        return replace(self, around=replace(self.around, variables=(*self.around.variables, *variables)))
 
     def workers(self, device: str, *, listen: tuple[Path, ...] = (), nursery: Nursery | None = None) -> Workers:
         """Processes of this side. listen: folders of code; the processes tell which files they use.
@@ -200,7 +205,8 @@ class Repository:
         # A plug-in outside the repository is the same on both sides. Cases of one that the revision lacks are new.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
-        code = Revision(rev, commit, False, source.digest(plugins, root), str(self.top))
+        label = commit[:_SHORT] if rev == commit else rev  # as a job of CI names it
+        code = Revision(label, commit, False, source.digest(plugins, root), str(self.top))
         # What the environment names in the working tree is this revision's for its processes.
         around = Surroundings(moved=((self.top, folder),), variables=_variables(home))
         return Checkout(code, root, plugins, folder, home, around)

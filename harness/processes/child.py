@@ -86,7 +86,10 @@ class Worker:
         # Before any code of a plug-in runs.
         intact.remember()
         self._replaced = intact.replaced
+        before = dict(os.environ)
         self._ops = Catalogue(plugins)
+        changed = {name: os.environ.get(name) for name, _ in before.items() ^ os.environ.items()}
+        self._variables = tuple(sorted(changed.items()))
         self._group = ranks.from_environment()
 
     def answer(self, question: Question) -> Reply:  # noqa: PLR0911 - one return for each question
@@ -120,7 +123,7 @@ class Worker:
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
                 used = self._heard.so_far() if self._heard else ()
                 checks = strictness(ops.values()), spared(ops.values())
-                return Surveyed(asked, known, scenarios, used, checks[0], self._software, checks[1])
+                return Surveyed(asked, known, scenarios, used, checks[0], self._software, checks[1], self._variables)
 
     @cached_property
     def _software(self) -> tuple[tuple[str, str], ...]:

@@ -137,7 +137,8 @@ class Surveyed(_Numbered):
     used: path and SHA-256 of each file that the process has used, if it listens. checks: how strictly the ops of the
     files are checked; None from an earlier harness, which doesn't tell it. software: name and version of the driver and
     of each package that times rest on, as this process sees them; an earlier harness tells none. spared: with which
-    extreme values the ops of the files aren't checked; None from an earlier harness.
+    extreme values the ops of the files aren't checked; None from an earlier harness. variables: what the ops, when they
+    were loaded, have set in the environment; None for a variable that they have removed.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
@@ -147,6 +148,7 @@ class Surveyed(_Numbered):
     checks: tuple[Strictness, ...] | None = None
     software: tuple[tuple[str, str], ...] = ()
     spared: tuple[Spared, ...] | None = None
+    variables: tuple[tuple[str, str | None], ...] = ()
     kind: Literal["surveyed"] = "surveyed"
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,14 +21,17 @@ from urllib.parse import unquote, urlparse
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _GIT_LIMIT = 30.0
 _LINK = "160000"  # the mode of a submodule
+_OF_PIP = re.compile(r"harness$|__editable__|.*\.(dist|egg)-info$")
+"""The harness, and what finds packages: no code of a repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnModules:
     """The modules of a repository.
 
-    packages, modules: names as `import` takes them; files: of distributions that pip installed from the repository;
-    places: the ends of paths of the repository's modules, of two names and more, such as kernels/fast.py.
+    packages, modules: names as `import` takes them; files: of distributions that pip installed from the repository, or
+    that have the name of one of its projects; places: the ends of paths of the repository's modules, of two names and
+    more, such as kernels/fast.py.
     """
 
     packages: frozenset[str]
@@ -37,7 +45,7 @@ class OwnModules:
         return cls(
             frozenset({*_packages(trees)} - {"harness"}),
             frozenset(_single_modules(trees)),
-            frozenset(_installed_from(trees[-1])),
+            frozenset(_installed_from(trees)),
             frozenset(place for top in trees for place in _ends(top)),
         )
 
@@ -59,26 +67,34 @@ def _installed_place(file: str) -> str:
 def _ends(top: Path) -> Iterator[str]:
     """The ends of the paths of all modules that git knows in a folder, in submodules too."""
     # Not by a walk through the folder: git knows which files are code, and needn't look at millions of others.
-    for entry in _known(top):
-        about, _, path = entry.partition("\t")
-        if about.startswith(_LINK):
-            yield from _ends(top / path)
-        elif path.endswith(".py"):
+    for _, path, _ in _known(top):
+        if path.endswith(".py"):
             parts = path.split("/")
             yield from ("/".join(parts[first:]) for first in range(len(parts) - 1))
 
 
-def _known(top: Path) -> list[str]:
-    """What git says of each file that it knows in a folder; nothing if the folder isn't the top of a checkout."""
-    if not (top / ".git").exists():
-        return []
-    command = ["git", "--no-optional-locks", "-C", str(top), "ls-files", "--stage", "-z"]
+@cache
+def _known(top: Path) -> tuple[tuple[Path, str, str], ...]:
+    """Each file that git knows in a folder, in submodules too: the checkout, the path there, git's name of the content.
+
+    Nothing if the folder isn't the top of a checkout.
+    """
+    listed = _git(top, "ls-files", "--stage", "-z") if (top / ".git").exists() else ""
+    entries = [entry.partition("\t") for entry in listed.split("\0") if entry]
+    own = ((top, path, about.split()[1]) for about, _, path in entries if not about.startswith(_LINK))
+    links = [top / path for about, _, path in entries if about.startswith(_LINK)]
+    return (*own, *(found for link in links for found in _known(link)))
+
+
+def _git(top: Path, *arguments: str) -> str:
+    """What git prints; nothing where it fails."""
+    command = ["git", "--no-optional-locks", "-C", str(top), *arguments]
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=_GIT_LIMIT, env=own)
     except (OSError, subprocess.SubprocessError):
-        return []
-    return os.fsdecode(done.stdout).split("\0")
+        return ""
+    return os.fsdecode(done.stdout)
 
 
 def _packages(trees: Iterable[Path]) -> Iterator[str]:
@@ -108,13 +124,58 @@ def _places(top: Path) -> Iterator[Path]:
     yield from (place for place in top.glob("[!.]*/") if place.is_dir() and not (place / "__init__.py").is_file())
 
 
-def _installed_from(top: Path) -> Iterator[str]:
-    """The files of every distribution but the harness that pip installed from the repository, or from a wheel in it."""
+def _installed_from(trees: Sequence[Path]) -> Iterator[str]:
+    """The files of every distribution but the harness that is the repository's, without what only pip and Python read.
+
+    pip has installed it from there, or from a wheel there; or a project there has its name, wherever the wheel was.
+    """
+    projects = {name for top in trees for name in _projects(top)}
     for distribution in importlib.metadata.distributions():
         try:
             url = urlparse(json.loads(distribution.read_text("direct_url.json") or "{}").get("url", ""))
         except ValueError:
             continue
-        if url.scheme == "file" and Path(unquote(url.path)).resolve().is_relative_to(top):
-            own = [file for file in distribution.files or () if file.parts[0] != "harness"]
+        from_here = url.scheme == "file" and Path(unquote(url.path)).resolve().is_relative_to(trees[-1])
+        if from_here or _normal(_name(distribution)) in projects:
+            own = [file for file in distribution.files or () if not _OF_PIP.match(file.parts[0])]
             yield from (os.path.realpath(file.locate()) for file in own)
+
+
+def _name(distribution: importlib.metadata.Distribution) -> str:
+    """The name of a distribution, by its folder: to read its metadata would tell that a side uses them."""
+    return Path(str(getattr(distribution, "_path", ""))).name.partition("-")[0].removesuffix(".egg-info")
+
+
+def _projects(top: Path) -> Iterator[str]:
+    """The names of the projects whose files lie in a folder, as pip compares names."""
+    for place, path, content in _known(top):
+        if read := _NAMED_IN.get(Path(path).name):
+            # From git: to open the file would tell that a side uses it.
+            with suppress(ValueError, SyntaxError, configparser.Error):
+                yield from map(_normal, read(_git(place, "cat-file", "blob", content)))
+
+
+def _of_pyproject(text: str) -> Iterator[str]:
+    told = tomllib.loads(text)
+    tables = (told.get("project"), told.get("tool", {}).get("poetry"))
+    yield from (table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str))
+
+
+def _of_setup_cfg(text: str) -> Iterator[str]:
+    told = configparser.ConfigParser(interpolation=None)
+    told.read_string(text)
+    yield from filter(None, [told.get("metadata", "name", fallback="")])
+
+
+def _of_setup_py(text: str) -> Iterator[str]:
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    setups = (call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "setup")
+    named = (keyword.value for call in setups for keyword in call.keywords if keyword.arg == "name")
+    yield from (value.value for value in named if isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+_NAMED_IN = {"pyproject.toml": _of_pyproject, "setup.cfg": _of_setup_cfg, "setup.py": _of_setup_py}
+
+
+def _normal(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -27,6 +28,8 @@ _SYSTEM = tuple(
     for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "snap", "nix/store",
                  "var/lib", "var/cache", "opt/cuda", "opt/nvidia", "opt/conda"]
 )  # fmt: skip
+_OF_USERS = ("/dev/shm", "/run/user")
+"""Folders among them where programs keep files by their names."""
 _INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT")
 """Variables that name folders of software which is installed for both sides, outside of the system's folders."""
 # What libraries and the driver compiled is kept there by its content, so no side can get what another one made.
@@ -43,6 +46,11 @@ _OPENS = {"open": 0, "ctypes.dlopen": 0, "import": 1, "sqlite3.connect": 0}
 _OF_IMPORTS = ("importlib._bootstrap", "importlib/metadata/")
 EVERYTHING = "*"
 """In place of the name of a file: the process has asked which names the folder has."""
+ANYTHING = "**"
+"""In place of the name of a file: a process that the code of a side has started may ask about any file below."""
+_COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
+"""Programs that open every file of a side on which their result depends."""
+_readlink = os.readlink
 
 
 class UsedFiles:
@@ -57,6 +65,8 @@ class UsedFiles:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
         self._trees = [str(tree.resolve()) for tree in trees]
         self._opened: set[str] = set()
+        self._tried: set[str] = set()
+        self._starts = False
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
         self._digests: dict[str, str] = {}
@@ -66,7 +76,7 @@ class UsedFiles:
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
-        for name in ("stat", "lstat", "access"):
+        for name in ("stat", "lstat", "access", "readlink"):
             _replace(name, self._asking(getattr(os, name)))
         importlib.util.find_spec = self._finding(importlib.util.find_spec)
 
@@ -77,17 +87,27 @@ class UsedFiles:
     def so_far(self) -> tuple[tuple[str, str], ...]:
         """The full path and the SHA-256 of each file, sorted.
 
-        "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file.
-        FOLDER/* is such a path, too: which files there are in a folder of the trees.
+        "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file, or
+        has tried to open. FOLDER/* is such a path, too: which files there are in a folder of the trees. So is TREE/**:
+        what another process asked about that it has started.
         """
         asked = self._asked.copy()
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
         left_out = self._left_out()
+        # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
+        cache = str(paths.cache().resolve())
+        near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
+        about = asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
+        linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
         told = {
             path: ""
-            for file in asked
-            if self._tree(path := source_of(file)) or not (path.endswith("/*") or self._is_left_out(path, left_out))
+            for path in {*map(source_of, about), *linked}
+            if self._tree(path)
+            or any(_is_below(path, folder) for folder in near)
+            or not (path.endswith("/*") or self._is_left_out(path, left_out))
         }
+        told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if self._starts}
         self._asked &= asked  # without what this method has asked about
         return tuple(sorted((told | self._digests).items()))
 
@@ -103,7 +123,7 @@ class UsedFiles:
         early = {source_of(file) for file in self._before}
         every = {file for file in modules.values() if file not in early or self._tree(file)} | heard
         left_out = self._left_out()
-        return mine | {file for file in every if self._counts(file, left_out)}
+        return mine | {file for file in every if file in self._own.files or self._counts(file, left_out)}
 
     def _tree(self, file: str) -> str:
         """The innermost folder of code that a file lies in; "" if it lies in none."""
@@ -116,7 +136,7 @@ class UsedFiles:
         own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
         # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
         inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
-        return {**inside, "": [*here, *kept, *map(str, own), *_SYSTEM]}
+        return {**inside, "": [*here, *kept, *map(str, own)]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         there = not self._is_left_out(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
@@ -137,7 +157,7 @@ class UsedFiles:
         return (
             not INSTALLED.isdisjoint(inside)
             or not {"__pycache__", ".git"}.isdisjoint(inside)
-            or (not tree and any(map(_keeps_by_content, inside)))
+            or (not tree and (_is_of_system(file) or any(map(_keeps_by_content, inside))))
             or any(_is_below(file, folder) for folder in left_out[tree])
         )
 
@@ -151,11 +171,14 @@ class UsedFiles:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook: called for everything that this process does, so it must be quick and never raise."""
         if event in _STARTS:
-            self._started.add(tuple(_words(event, arguments)))
+            words = tuple(_words(event, arguments))
+            self._started.add(words)
+            opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
+            self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
         if event in _LISTS:
-            if not isinstance(arguments[0], int) and _is_code_of_a_side():
-                self._asked.add(f"{_full(os.fspath(arguments[0] or '.'))}/{EVERYTHING}")
+            if _is_code_of_a_side() and (folder := _folder(arguments[0])):
+                self._asked.add(f"{folder}/{EVERYTHING}")
             return
         named = _OPENS.get(event)
         if named is None or not isinstance(arguments[named], (str, bytes)):
@@ -163,14 +186,26 @@ class UsedFiles:
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
             return  # what a process writes is no code of it
         self._opened.add(_full(arguments[named]))
+        if event == "open":
+            self._tried.add(_full(arguments[named]))
+
+    def _is_called_by_a_side(self) -> bool:
+        """Whether a function of the trees, but not of the harness, calls now, itself or by a library."""
+        frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
+        while frame:
+            file = frame.f_code.co_filename
+            if self._tree(file) and not _is_of_instrument(file):
+                return True
+            frame = frame.f_back
+        return False
 
     def _asking(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of `os` that notes which path it is asked about. No audit event tells that."""
 
         @functools.wraps(function)
         def asked(path: Any, *more: Any, **options: Any) -> Any:
-            if isinstance(path, (str, bytes, os.PathLike)) and options.get("dir_fd") is None:
-                self._asked.add(_full(os.fspath(path)))
+            if isinstance(path, (str, bytes, os.PathLike)) and (folder := _folder(options.get("dir_fd"))):
+                self._asked.add(os.path.join(folder, os.fsdecode(path)))  # noqa: PTH118 - may be a full path
             return function(path, *more, **options)
 
         return asked
@@ -277,10 +312,39 @@ def _is_code_of_a_side() -> bool:
         if any(word in file for word in _OF_IMPORTS):
             return False
         if not file.startswith("<frozen ") and not _standard(file):
-            own = _is_below(file, str(_OWN))
-            return not own or file[len(str(_OWN)) + 1 :].split("/")[0] in paths.COLLECTION
+            return not _is_of_instrument(file)
         frame = frame.f_back
     return True
+
+
+def _is_of_instrument(file: str) -> bool:
+    """Whether a file is of the harness, but not of its collection."""
+    return _is_below(file, str(_OWN)) and file[len(str(_OWN)) + 1 :].split("/", 1)[0] not in paths.COLLECTION
+
+
+def _is_of_system(file: str) -> bool:
+    return any(_is_below(file, one) for one in _SYSTEM) and not any(_is_below(file, one) for one in _OF_USERS)
+
+
+def _folder(given: Any) -> str:
+    """The full path of a folder that is given by its path, by a descriptor, or by None; "" where nobody knows it."""
+    if not isinstance(given, int):
+        return _full(os.fspath(given or "."))
+    try:
+        return _readlink(f"/proc/self/fd/{given}")
+    except OSError:
+        return ""
+
+
+@cache
+def _links(file: str) -> tuple[str, ...]:
+    """The links on the way to a file, which may be one itself. Each is a full path, without links before its name."""
+    found, place = [], "/"
+    for part in file.split("/"):
+        path = os.path.normpath(f"{place}/{part}")
+        place = os.path.realpath(path)
+        found += [path] if os.path.islink(path) else []  # noqa: PTH114 - there are thousands
+    return tuple(found)
 
 
 @cache

@@ -78,6 +78,11 @@ _BUILT = """\
 
     built = Path(__file__).parent / "build" / "fast.so"
     passes = 1 if built.exists() and built.read_text() else 50"""
+# A variable that the file of an op may set where the op is declared.
+_DECLARED = """\
+    import os
+
+    passes = int(os.environ.get("MYKERN_PASSES", "1"))"""
 PREPARES = {
     "packaged": "    import mykern\n\n    passes = mykern.passes(ctx.case.dtype)",
     "vendored": "    from vendored_kernels import PASSES as passes",
@@ -85,6 +90,7 @@ PREPARES = {
     "kept": _KEPT,
     "found": _FOUND,
     "built": _BUILT,
+    "declared": _DECLARED,
     "wrong": "    passes = 1",
 }
 _PACKAGE = """

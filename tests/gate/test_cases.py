@@ -12,7 +12,7 @@ import pytest
 from harness.errors import InputError
 from harness.gate import case_lists
 from harness.model import Case, Job, Scenario, Timing
-from harness.ops import Catalogue, Extremes, Op, Tensor
+from harness.ops import Catalogue, Choice, Extremes, Op, Tensor
 from harness.processes.messages import Surveyed
 from harness.scenario import Selection
 
@@ -101,6 +101,12 @@ def test_what_only_the_base_has_is_judged_by_the_role_that_it_has_or_had(write: 
     assert [job.case.variant for job in cases.jobs["base"]] == ["v0", "tuned"]
 
 
+def test_a_role_is_of_the_variant_of_one_op() -> None:
+    """Another op's control of that name would let every loss pass."""
+    scenarios = [Scenario("s", "t", op, (), roles=(("v", role),)) for op, role in (("b", "control"), ("a", "ours"))]
+    assert [case_lists.role_of(op, "v", scenarios, "peer") for op in "abc"] == ["ours", "control", "peer"]
+
+
 def test_roles_that_a_run_of_schema_1_did_not_store() -> None:
     prelu, copy = (Scenario("s", "t", op, ()) for op in ("prelu", "copy"))
     names = ("eager", "compile", "memcpy", "peer:liger", "tuned", "packed")
@@ -144,6 +150,9 @@ def test_what_is_gone_is_filtered_like_the_rest(catalogue: Catalogue, write: Wri
     asked = case_lists.wanted([write(PRELU)], catalogue, selection)
     cases = case_lists.common(asked, Surveyed(((job("older"),),), ()), catalogue, selection)
     assert cases.jobs["base"] == ()
+    several = replace(selection, only=("prelu/tuned/*", "prelu/older/*"))
+    cases = case_lists.common(asked, Surveyed(((job("older"),),), ()), catalogue, several)
+    assert [each.case.variant for each in cases.jobs["base"]] == ["older"]
 
 
 def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, write: Write) -> None:
@@ -170,12 +179,32 @@ def test_the_base_s_own_scenario_is_asked_too(catalogue: Catalogue, write: Write
     assert cases.asked == asked.every
 
 
+def test_a_case_at_an_old_default_is_gone_under_today_s_name(write: Write) -> None:
+    """The id of the base's case is the id of another case now, that may be faster: the other choice is the default."""
+    op = Op(
+        "mine", "y = x", {"N": "elements"}, (Tensor("x", ("N",)),), (Tensor("y", ("N",)),),
+        choices={"layout": Choice("the layout", ("nhwc", "nchw"))},
+    )  # fmt: skip
+    op.variant("v0", "one way")(lambda _: lambda _: None)
+    file, old = write("title: t\nop: mine\nshapes: [{N: 8}]\ndtypes: [float32]\nbaseline: v0\n"), Path("/base/s.yaml")
+    asked = case_lists.wanted([file], {"mine": op}, CUDA)
+    slow = Case("mine", "v0", "float32", (("N", 8),), (("layout", "nchw"),), usual=("layout",))
+    assert [each.case.id for each in asked.jobs] == [slow.id]
+    told = Scenario("s", "t", "mine", (slow.id,), roles=(("v0", "ours"),))
+    base = Surveyed(((Job(slow),), (Job(slow),)), (), ((told,), (told,)))
+    cases = case_lists.common(asked, base, {"mine": op}, CUDA, [old])
+    today = f"{slow.id}/layout=nchw"
+    assert [each.case.id for each in cases.jobs["base"]] == [today]
+    assert [scenario.cases for scenario in cases.before] == [(today,)]
+
+
 def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write) -> None:
     asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
     [unread] = case_lists.common(asked, Surveyed(((), None), (), ((), ())), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "can't load its own old.yaml" in unread
     [silent] = case_lists.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "too old to tell the floors" in silent
+    assert case_lists.common(asked, Surveyed(((),), ()), catalogue, CUDA).untold == (), "it was asked for no scenario"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +220,9 @@ def test_a_base_that_does_not_tell_its_checks_is_not_taken_for_lax(
     catalogue: Catalogue, write: Write, loaded: Any, checks: Any, words: list[str]
 ) -> None:
     asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
-    found = case_lists.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
+    for other in ((), ((None,) if loaded is not None else ())):  # its other file it can't load
+        old = [Path("old.yaml")] * len(other)
+        found = case_lists.common(asked, Surveyed((loaded, *other), (), checks=checks), catalogue, CUDA, old).laxer
     assert [text[: len(start)] for text, start in zip(found, words, strict=True)] == words
     spared = tuple((op, what, 0.0) for op, *_ in checks or () for what in ("all",))
     told = case_lists.common(asked, Surveyed((loaded,), (), checks=checks, spared=spared), catalogue, CUDA).laxer

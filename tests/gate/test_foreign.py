@@ -73,10 +73,21 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Gated:
     foreign.passes(root / "src" / "mykern" / "double.py", foreign.SLOW)
     foreign.passes(root / "include" / "passes.h", foreign.SLOW)
     foreign.write_op(root, "wrong", factor=3)
+    declared = (root / "declared.py").read_text()
+    foreign.write(root / "declared.py", f"import os\nos.environ['MYKERN_PASSES'] = '{foreign.SLOW}'\n{declared}")
     foreign.write(root / "requirements.txt", "torch==2.13\n")
     foreign.write(root / "notes.py", "nothing imports it\n")
     foreign.write(root / "build" / "fast.so", "ignored by git")
-    names = ("packaged", "vendored", "kept", "found", "built", "wrong", *(("compiled",) if COMPILER else ()))
+    names = (
+        "packaged",
+        "vendored",
+        "kept",
+        "found",
+        "built",
+        "wrong",
+        "declared",
+        *(("compiled",) if COMPILER else ()),
+    )
     return gate(root, *names, more=(*FAST, f"--prepare={PIP}"))
 
 
@@ -93,6 +104,11 @@ def test_a_package_that_one_dtype_alone_imports_is_slower(worse: Gated) -> None:
 
 def test_a_submodule_on_the_path_of_modules_is_slower(worse: Gated) -> None:
     assert outcomes(worse.run)["vendored float32"] == "regressed"
+
+
+def test_a_variable_that_an_op_sets_where_it_is_declared_is_its_own_side_s(worse: Gated) -> None:
+    """The process that starts both sides loads the working tree's ops, too."""
+    assert outcomes(worse.run)["declared float32"] == "regressed"
 
 
 @pytest.mark.skipif(not COMPILER, reason="needs g++")

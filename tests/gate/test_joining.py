@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -160,3 +161,53 @@ def test_nothing_is_told_where_all_is_well(tmp_path: Path, made: Made, capsys: p
     joined.publish(both, {"GITHUB_ACTIONS": "true"})
     assert capsys.readouterr().out == ""
     assert Margin(0.01).value == 0.01
+
+
+def test_a_working_tree_that_was_edited_between_two_bases_has_no_verdict(made: Made) -> None:
+    edited = replace(NOW, digest="e" * 64)
+    with pytest.raises(UsageError, match="these verdicts are about different codes"):
+        joining.against([made(), made(base="v1.0", now=edited)])
+
+
+@pytest.mark.parametrize("field", [{"revision": "e" * 40}, {"dirty": True}, {"digest": "e" * 64}])
+def test_each_thing_by_which_codes_differ_counts(tmp_path: Path, made: Made, field: dict[str, Any]) -> None:
+    """A package that was edited and not committed shows in nothing but `dirty`: the digest is of the ops' own files."""
+    folders = written(tmp_path, made(), made(name="H200", now=replace(NOW, **field)))
+    with pytest.raises(UsageError, match="about different codes") as caught:
+        joining.merge(folders)
+    assert caught.value.advice
+
+
+def test_one_verdict_that_is_named_twice_is_told_with_both_places(tmp_path: Path, made: Made) -> None:
+    """Two gates may begin in one second, and their seeds differ then."""
+    first, again, other = written(tmp_path, made(), made(), made(seed=8))
+    assert len(joining.merge([first, other]).joined) == 2
+    with pytest.raises(UsageError, match=f"^{again} is the same verdict as {first}$"):
+        joining.merge([first, again])
+    joined.write(joining.against([made(), made(base="v1.0")]), tmp_path / "both")
+    with pytest.raises(UsageError, match=f"^{tmp_path / 'both'}, main is the same verdict as {first}$"):
+        joining.merge([first, tmp_path / "both"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("{", "Expecting property name"),
+        ("[]", "'list' object has no attribute 'get'"),
+        ('{"stopped": {"exit": 2}}', "'message'"),
+        ('{"stopped": 4}', "'int' object is not subscriptable"),
+        ('{"stopped": {"exit": 99, "message": ""}}', "99 is not a valid Exit"),
+        ('{"joined": [{"label": "\\u00e9"}, 1]}', "\\d+ validation error"),
+    ],
+)
+def test_a_file_that_holds_no_verdict_is_told_with_the_reason(
+    tmp_path: Path, made: Made, text: str | None, reason: str
+) -> None:
+    [good] = written(tmp_path, made())
+    file = tmp_path / "odd.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=f"^{file}: holds no verdict of a gate: {reason}") as caught:
+        joining.merge([good, file])
+    assert "name the gate.json of each gate" in caught.value.advice

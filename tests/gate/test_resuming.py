@@ -188,10 +188,12 @@ def test_a_folder_with_a_gate_is_read_and_nothing_else(earlier: Callable[..., Ga
     stopped.write(stopped.Stopped.by(UsageError("no such op"), ()), tmp_path)
     with pytest.raises(UsageError, match="this gate stopped: no such op"):
         resuming.load(tmp_path, 0.01, ())
-    (tmp_path / "gate.json").write_text("[1]")
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UsageError, match="holds no gate run"):
-            resuming.load(folder, 0.01, ())
+    for text in ("[1]", "{", '{"stopped": 4}', '{"stopped": {"exit": 2}}', "{}"):
+        (tmp_path / "gate.json").write_text(text)
+        for folder in (tmp_path, tmp_path / "none"):
+            with pytest.raises(UsageError, match="holds no gate run") as caught:
+                resuming.load(folder, 0.01, ())
+            assert "name a folder with the gate.json of a gate" in caught.value.advice
 
 
 @pytest.mark.parametrize(
@@ -220,5 +222,6 @@ def test_other_code_cases_and_machines_cannot_go_on(
     if not words:
         resuming.check(*asked)
         return
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as caught:
         resuming.check(*asked)
+    assert caught.value.advice == "measure the code as it is now: the same command without --resume"

@@ -51,8 +51,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def top(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it that a test may change."""
+    """A copy of it that a test may change, beside another repository."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(original.parent / "inner", tmp_path / "more")
     return Path(shutil.copytree(original, tmp_path / "root"))
 
 
@@ -70,6 +71,7 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
     short = top.parent / "short"
     git(top.parent, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{top}", str(short))
     assert (submodules.absent(short), submodules.absent(top)) == (["sub"], [])
+    assert (submodules.here(short), submodules.here(top)) == ([], [top / "sub", top / "sub" / "sub"])
     first = submodules.at(short, "one")["sub"]
     git(short, "clone", "--quiet", "--depth=1", f"file://{top / 'sub'}", "sub")
     git(short / "sub", "fetch", "--quiet", "--depth=1", "origin", first)
@@ -77,6 +79,51 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
         assert base.folder
         assert ((base.folder / "sub" / "a.py").read_text(), (short / "sub" / "a.py").read_text()) == ("first", "second")
     assert submodules.absent(short) == ["sub/sub"]
+
+
+def test_submodules_that_are_gone_or_not_checked_out_are_filled_as_far_as_they_are_here(top: Path) -> None:
+    """The first one isn't checked out. The second one is gone now; git keeps its repository."""
+    for name in ("a_first", "deep/a\ttab"):
+        git(top, "submodule", "add", "--quiet", str(top.parent / "more"), name)
+    git(top, "commit", "--quiet", "--message=more")
+    assert {"a_first", "deep/a\ttab"} < submodules.at(top, "HEAD").keys()
+    assert top / "deep/a\ttab" in submodules.here(top)
+    git(top, "tag", "several")
+    git(top, "rm", "--quiet", "sub")
+    git(top, "commit", "--quiet", "--message=gone")
+    git(top, "submodule", "deinit", "--quiet", "--force", "a_first")
+    shutil.rmtree(top / ".git" / "modules" / "a_first")
+    with Repository(top, ()).worktree("several", "base") as base:
+        assert base.folder
+        assert (base.folder / "sub" / "a.py").read_text() == "second"
+        # A filter of files, such as git-lfs, fetches what is missing from there.
+        origin = git(base.folder / "sub", "remote", "get-url", "origin").strip()
+        assert origin == str(top / ".git" / "modules" / "sub")
+        assert not [*(base.folder / "a_first").iterdir()]
+
+
+def test_files_are_listed_as_git_sees_them_in_submodules_too(top: Path) -> None:
+    """New files too. A file that has another name now has changed under both names."""
+    for place in (top, top / "sub"):
+        write(place / ".gitignore", "/build/\n/x.log\n")
+        for name in ("build/deep/k.so", "x.log", "new.py"):
+            write(place / name, "")
+        git(place, "mv", "a.py", "b.py")
+    known = {*submodules.listed(top)}
+    assert {"b.py", "new.py", "sub/b.py", "sub/new.py"} <= known
+    assert not known & {".", "build/deep/k.so", "sub/x.log"}
+    assert {*submodules.ignored(top)} == {top / "build", top / "sub" / "build"}
+    wanted = {f"{place}{name}" for place in ("", "sub/") for name in ("a.py", "b.py", "new.py", ".gitignore")}
+    write(top / ".gitignore", "/build/\n/x.log\n")
+    write(top / "__pycache__" / "b.pyc", "")  # which a repository may have forgotten to ignore
+    changed = {*submodules.changed(top, "HEAD")}
+    assert wanted <= changed
+    assert not changed & {"x.log", "build/deep/k.so", "sub/x.log", "__pycache__/b.pyc"}
+
+
+def test_a_commit_is_here_or_not(top: Path) -> None:
+    assert submodules._has(top, "HEAD")
+    assert not submodules._has(top, "f" * 40)
 
 
 def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
@@ -115,6 +162,10 @@ def test_what_the_environment_names_in_the_repository_is_moved_where_the_base_ha
     monkeypatch.chdir(now / "src")
     around = Surroundings(moved=((now, base),), variables=(("MORE", "1"),))
     assert around.working_folder() == str(base / "src")
+    flags = f"-I{now}/src -L'{now}/venv' --of={now},1 {now}2 -O2"
+    assert around.applied({"CFLAGS": flags})["CFLAGS"] == f"-I{base}/src -L'{now}/venv' --of={base},1 {now}2 -O2"
+    imports = {"HARNESS_IMPORTS": f'{{"refused": "{now}/src"}}'}
+    assert around.applied(imports)["HARNESS_IMPORTS"] == imports["HARNESS_IMPORTS"]
     given = {"CPATH": f"{now}/src:{now}/venv:/usr/include:src", "URL": "http://a/b"}
     applied = around.applied(given)
     assert applied["CPATH"] == f"{base}/src:{now}/venv:/usr/include:src"
@@ -221,10 +272,13 @@ def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
 
 
 class Quiet:
-    """An observer that keeps nothing."""
+    """An observer. notes: what takes time."""
+
+    def __init__(self) -> None:
+        self.notes = list[str]()
 
     def note(self, text: str) -> None:
-        assert text
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -262,6 +316,19 @@ def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for
         }
     assert git(own, "worktree", "list").count("\n") == 1
     assert not [*(own.parent / "cache" / "worktrees").glob("*/*/")]
+
+
+def test_each_side_is_prepared_and_that_is_told(top: Path) -> None:
+    write(top / "mine.py", "OP = 1")
+    repository = Repository.find((top / "mine.py",))
+    quiet, busy = Quiet(), Quiet()
+    with two_sides(repository, "one", (), None, quiet) as codes:
+        assert {code.around.site for code in codes.values()} == {None}
+    command = "python -c \"import sys; open(sys.argv[1] + '/a.py', 'w').write(sys.argv[2])\" {site} {root}"
+    with two_sides(repository, "one", (command,), None, busy) as codes:
+        made = {side: code.around.site and (code.around.site / "a.py").read_text() for side, code in codes.items()}
+        assert made == {side: str(code.folder) for side, code in codes.items()}
+    assert (quiet.notes, busy.notes) == ([], ["preparing one", "preparing the working tree"])
 
 
 def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:

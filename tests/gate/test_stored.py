@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import gate
 from harness.errors import Exit, UsageError
-from harness.gate import noise_store
+from harness.gate import noise_store, two_codes
 from harness.gate.offsets import Block
 from harness.gate.records import GateRun, Waiver
 from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
@@ -53,8 +54,32 @@ def judge(before: Run, after: Run, **options: Any) -> GateRun:
 def test_a_run_is_not_compared_with_itself_or_a_copy(make_run: MakeRun, folder: str) -> None:
     run = make_run()
     other = run if folder == "after" else replace(run, header=replace(run.header, started="later"))
-    with pytest.raises(UsageError, match=f"{folder} is the reference itself: nothing is compared"):
+    with pytest.raises(UsageError, match=f"{folder} is the reference itself: nothing is compared") as caught:
         gate.stored((Path("before"), run), (Path(folder), other), advisory=True)
+    assert caught.value.advice == "name two folders, each measured by itself"
+
+
+def test_the_record_says_how_long_it_took_and_which_loss_passes(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((500.0, 502.0))
+    monkeypatch.setattr(two_codes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made = judge(make_run(), make_run())
+    assert made.seconds == 2.0
+    assert {found.margin.asked for found in made.cases} == {0.01}
+
+
+def test_offsets_are_assumed_for_our_cases_that_both_runs_have(make_run: MakeRun, tmp_path: Path) -> None:
+    """Each case that may fail makes it more probable that one does by chance. A control never fails."""
+    cases = [Case("prelu", "tuned", "float32", (("N", n),), device="cpu") for n in (8, 9, 10, 11)]
+    before, after = make_run(cases=(*cases[:3], COPY)), make_run(cases=(*cases[1:], COPY))
+    made = judge(before, after, advisory=True)
+    noise = noise_store.load(after.header.machine, tmp_path / "none.json")
+    [margin] = {found.margin for found in made.cases if found.pairs and not found.control}
+    assert margin == noise.margin(cases[1].id, "graph", 0.01, 2, 0.0)
+    assert margin != noise.margin(cases[1].id, "graph", 0.01, 3, 0.0)
+    alone = {found.case: found.scenario for found in made.cases if not found.pairs}
+    assert alone == {cases[0]: "", cases[3]: "s"}, "what is gone, and what is new"
 
 
 @pytest.mark.parametrize(
@@ -111,19 +136,36 @@ def test_single_processes_decide_nothing(make_run: MakeRun) -> None:
         ({"finished": None}, "the run isn't finished"),
         ({"git_dirty": True}, "the run was measured with changes that weren't committed"),
         ({"plan": "8" * 64}, "the same cases, timed or described otherwise"),
-        ({"plan": "8" * 64, "cases": (TUNED,)}, "only in the reference: copy/memcpy/float32/N8"),
+        ({"plan": "8" * 64, "cases": (TUNED,)}, "timing differ: only in the reference: copy/memcpy/float32/N8|"),
+        (
+            {"plan": "8" * 64, "cases": (replace(TUNED, dtype="float64"),)},
+            "only in the reference: prelu/tuned/float32/N8 and 1 more; only in the run: prelu/tuned/float64/N8|",
+        ),
     ],
 )
 def test_runs_that_differ_are_refused_unless_advisory(make_run: MakeRun, fields: dict[str, Any], words: str) -> None:
     refused = judge(make_run(), make_run(**fields))
     assert refused.exit == Exit.ENVIRONMENT
-    assert any(words in text for text in refused.refused)
-    assert refused.cases == ()
+    assert any(words in f"{text}|" for text in refused.refused)
+    assert (refused.cases, refused.findings) == ((), ()), "what isn't compared is not judged"
     allowed = judge(make_run(), make_run(slower=1.05, **fields), advisory=True)
     assert allowed.exit == Exit.OK
     assert allowed.refused == ()
-    assert any(words[4:] in finding.message for finding in allowed.findings if finding.severity == "note")
+    assert any(words[4:] in f"{finding.message}|" for finding in allowed.findings if finding.severity == "note")
     assert any(finding.severity == "failure" for finding in allowed.findings)
+
+
+@pytest.mark.parametrize("fields", [{"finished": None}, {"git_dirty": True}])
+def test_a_reference_is_refused_for_the_same_reasons(make_run: MakeRun, fields: dict[str, Any]) -> None:
+    [found] = judge(make_run(**fields), make_run()).refused
+    assert found.startswith("the reference ")
+
+
+def test_a_run_whose_results_can_not_all_be_read_is_refused(make_run: MakeRun) -> None:
+    run = replace(make_run(), losses=("results.jsonl, line 7: no JSON",))
+    made = judge(make_run(), run)
+    assert made.exit == Exit.ENVIRONMENT
+    assert "the run has results that can't be read: results.jsonl, line 7: no JSON" in made.refused
 
 
 def test_other_work_under_the_same_name_is_undecided_unless_it_is_accepted(make_run: MakeRun) -> None:
@@ -199,3 +241,11 @@ def test_a_waiver_covers_our_case_and_no_control(make_run: MakeRun) -> None:
     waived = {found.control: found.margin.waived for found in made.cases}
     assert waived == {True: 0.0, False: 0.5}
     assert [finding.severity for finding in made.findings if finding.rule == "waivers"] == ["accepted"]
+
+
+def test_a_waiver_that_has_expired_covers_nothing(make_run: MakeRun) -> None:
+    waiver = Waiver(("*",), 0.5, "r", "o", "2026-01-01", "w:1")
+    made = judge(make_run(12), make_run(12, 1.5), waivers=(waiver,), command=("harness", "gate"))
+    assert (made.exit, made.waivers, made.command) == (Exit.GATE_FAILED, (waiver,), ("harness", "gate"))
+    [note] = [finding for finding in made.findings if finding.rule == "waivers"]
+    assert (note.severity, "expired on 2026-01-01" in note.message) == ("note", True)

@@ -177,7 +177,12 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         @contextmanager
         def noted(*what: object) -> Iterator[Any]:
             log.append(what)
-            yield SimpleNamespace(survey=lambda *given: log.append(given))
+
+            def survey(*given: object) -> Any:
+                log.append(given)
+                return SimpleNamespace(variables=(("A", "1"),))
+
+            yield SimpleNamespace(survey=survey)
             log.append(("end of", what[0]))
 
         device = SimpleNamespace(kind="cpu", shared=lambda: "another program", machine=lambda: machine)
@@ -196,7 +201,12 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         for name, fake in fakes.items():
             monkeypatch.setattr(two_codes, name, fake)
         codes: Any = {
-            side: SimpleNamespace(code=code, root=None, workers=lambda kind: noted("workers", kind))
+            side: SimpleNamespace(
+                code=code,
+                root=None,
+                workers=lambda kind: noted("workers", kind),
+                with_variables=lambda given, code=code: SimpleNamespace(code=code, given=given),
+            )
             for side, code in (("base", BASE), ("now", NOW))
         }
         monkeypatch.setattr(two_codes, "shared_root", lambda _: Path("/own"))
@@ -235,6 +245,9 @@ def test_a_revision_compared_with_itself_is_asked_what_it_can_measure(
         ("lock", [0]), "asking main what it can measure", ("workers", "cpu"), (("s.yaml", "t.yaml"), JOBS),
         ("end of", "workers"),
     ]  # fmt: skip
+    codes: Any = sides.codes
+    given = {side: (of.code, of.given) for side, of in codes.items()}
+    assert given == {"base": (BASE, (("A", "1"),)), "now": (NOW, (("A", "1"),))}
     assert (sides.used, sides.same, sides.measuring, sides.nursery, sides.shared) == (
         None, False, "", None, "another program",
     )  # fmt: skip

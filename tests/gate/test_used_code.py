@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -62,6 +65,7 @@ def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         changed: tuple[str, ...] = (),
         scenarios: set[Path] | None = None,
         ignored: tuple[str, ...] = (),
+        repository: Any = None,
     ) -> UsedCode:
         def listed(top: Path) -> list[str]:
             return [n for file in top.rglob("*") if file.is_file() and (n := str(file.relative_to(top))) not in ignored]
@@ -69,7 +73,7 @@ def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         monkeypatch.setattr(submodules, "listed", listed)
         monkeypatch.setattr(submodules, "changed", lambda top, revision: {"b" * 40: changed}[revision])
         monkeypatch.setattr(submodules, "at", lambda top, revision: {"sub": "c" * 40})
-        return compared(places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
+        return compared(repository or places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
 
     return make
 
@@ -220,6 +224,81 @@ def test_what_git_ignores_and_the_base_does_not_have_is_unmatched(
     assert comparison(probed(*base[:1]), probed(*used), ignored=hidden).unmatched == (
         "fast.so", "kept/12/k.so", "kept/b.bin",
     )  # fmt: skip
+
+
+def test_what_lies_beside_the_working_tree_alone_is_told(places: Places, comparison: Callable[..., UsedCode]) -> None:
+    """As a plan that an op finds by its own place. The base looked beside its own tree, and found none."""
+    plan, other, inside = (places.file(f"around/{name}") for name in ("plan.json", "other.json", "repository/a.py"))
+    both = places.file("tree-around/both.json")
+    places.codes["now"] = replace(places.codes["now"], folder=inside.parent)
+    places.codes["base"] = replace(places.codes["base"], folder=places.top / "tree-around" / "tree")
+    looked = tuple(places.top / "tree-around" / name for name in ("plan.json", "both.json", "tree/a.py"))
+    here = SimpleNamespace(top=inside.parent, package=None)
+    now = probed(plan, other, inside, places.file("around/both.json"))
+    found = comparison(probed(both, asked=looked), now, repository=here)
+    assert found.outside == (str(plan),)
+
+
+def test_files_that_git_calls_the_same_are_told_where_they_are_not(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """As a pointer of git-lfs on one side. What git ignores is built, and may be another one each time."""
+    names = ("pointer.bin", "changed.py", "built.so", "same.py")
+    sides = [[places.file(f"{tree}/{name}", tree[: None if name != "same.py" else 0]) for name in names]
+             for tree in ("tree", "repository")]  # fmt: skip
+    found = comparison(probed(*sides[0]), probed(*sides[1]), ("changed.py",), ignored=("built.so",))
+    assert found.filtered == ("pointer.bin",)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("kernel.cu", True), ("tools.py", False), ("old.cu", False), ("gone.cu", False), ("opened.cu", False)],
+)
+def test_what_was_built_before_a_changed_source_is_told(
+    places: Places, comparison: Callable[..., UsedCode], source: str, told: bool
+) -> None:
+    """Both sides may have built it, the working tree long ago."""
+    made = [places.file(f"{tree}/build/libk.so.1") for tree in ("tree", "repository")]
+    outside, prepared = places.file("elsewhere/libo.so"), places.file("made-now/site/libm.so")
+    version = places.file("repository/build/_version.py")
+    for file in (made[1], outside, prepared, version):
+        os.utime(file, (1000, 1000))
+    if source != "gone.cu":
+        os.utime(places.file(f"repository/{source}", "s"), (999, 999) if source == "old.cu" else (1001, 1001))
+    now = probed(made[1], outside, prepared, version, *([places.top / "repository" / source] * (source == "opened.cu")))
+    found = comparison(probed(made[0]), now, (source,), ignored=("build/libk.so.1", "build/_version.py"))
+    assert found.older == (("build/libk.so.1",) if told else ())
+
+
+@pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
+def test_what_python_runs_when_it_begins_holds_for_both_sides(
+    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """In this process, whose variables both sides have. It is a finding only if the module has changed."""
+    file, ours = places.file(f"repository/{module}.py"), places.file("repository/a.py")
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(__file__=str(file)))
+    assert comparison(probed(), probed(ours), (f"{module}.py",)).shared == (f"{module}.py",)
+    assert comparison(probed(), probed(ours), ("a.py",)).shared == ()
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(__file__="/usr/lib/python3/sitecustomize.py"))
+    assert comparison(probed(), probed(ours), (f"{module}.py",)).shared == ()
+
+
+@one_test(("now", "complete"), [("absent", False), ("x", False), ("other", True)])
+def test_what_a_started_process_asks_about_nobody_knows(now: str, complete: bool) -> None:
+    """Whether a file is there, or its mode. A file with other contents is opened, and that is seen."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        places = Places(Path(folder))
+        places.file("tree/flag")
+        if now != "absent":
+            places.file("repository/flag", now)
+        patch.setattr(submodules, "listed", lambda _: [])
+        patch.setattr(submodules, "changed", lambda *_: ["flag", "used.py"])
+        patch.setattr(submodules, "at", lambda *_: {})
+        used = places.file("repository/used.py")
+        for asked, known in (((places.top / "tree" / "**",), complete), ((), True)):
+            sides: dict[Side, Probed] = {"base": probed(asked=asked), "now": probed(used)}
+            found = compared(places.repository, places.codes, sides, set())
+            assert (found.changed, found.unused, found.complete) == (("used.py",), ("flag",), known)
 
 
 def test_other_software_and_versions_are_told_and_whether_all_is_known(

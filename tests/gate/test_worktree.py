@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import harness
 from harness import source
 from harness.errors import MachineError, UsageError
+from harness.gate.git import git as ask_git
 from harness.gate.worktree import Repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -50,6 +53,41 @@ def top(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return root
 
 
+@pytest.fixture
+def a_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """a_git(script): a program of the shell that runs in place of git."""
+
+    def make(script: str) -> None:
+        file = tmp_path / "bin" / "git"
+        file.parent.mkdir()
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{file.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+def test_a_git_that_hangs_is_told(a_git: Callable[[str], None], tmp_path: Path) -> None:
+    a_git("exec sleep 1000")
+    with pytest.raises(MachineError, match=r"git fetch took longer than 0\.01 s"):
+        ask_git(tmp_path, "fetch", limit=0.01)
+
+
+def test_git_runs_in_a_session_of_its_own_without_what_a_hook_has_set(
+    a_git: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C would end the removal of a worktree, and a hook's variables would name another repository."""
+    names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    a_git("cut -d' ' -f6 /proc/$$/stat; env; echo $@")
+    session, *told = ask_git(tmp_path, "status").splitlines()
+    assert int(session) != os.getsid(0)
+    assert not any(line.startswith(f"{name}=") for line in told for name in names)
+    assert {"GIT_TERMINAL_PROMPT=0", "LC_ALL=C"} <= {*told}
+    assert told[-1] == f"-C {tmp_path} -c core.hooksPath=/dev/null status"
+
+
 def listed(top: Path) -> int:
     return git(top, "worktree", "list").count("\n")
 
@@ -60,6 +98,7 @@ def test_a_revision_lies_in_a_folder_of_its_own_until_it_is_done_with(top: Path)
         assert (base.root / "harness" / "processes" / "child.py").read_text() == "first = 1\n"
         assert base.code.label == "one"
         assert base.code.revision == git(top, "rev-parse", "one").strip()
+        assert base.code.label == "one"
         assert base.code.digest != repository.working_tree().code.digest
         assert listed(top) == 2
     assert not base.root.exists()
@@ -289,3 +328,10 @@ def test_a_checkout_of_another_user_is_told_in_the_words_of_git(top: Path, monke
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(UsageError, match=r"safe\.directory"):
         Repository.find([])
+
+
+def test_a_commit_that_is_named_in_full_is_shown_short(top: Path) -> None:
+    """A job of CI names it so; forty digits in each line say no more than twelve."""
+    commit = git(top, "rev-parse", "one").strip()
+    with Repository.find([]).worktree(commit, "base") as base:
+        assert (base.code.label, base.code.revision) == (commit[:12], commit)

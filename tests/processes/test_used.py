@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
@@ -35,7 +36,20 @@ for line in sys.stdin:
     print(json.dumps([path for path, digest in watch.so_far() if len(digest) == digits]), flush=True)
     os._exit(0)
 """
+STARTER = """
+import subprocess
+def start(name="true"):
+    try:
+        subprocess.run([name, "--version"], capture_output=True)
+    except OSError:
+        pass
+"""
 Asking = Callable[..., list[str]]
+NAMED_IN = {
+    "pyproject.toml": "[project]\nname = 'MyKern.CUDA'\n[[tool.uv.dependency-metadata]]\nname = 'theirs'\n",
+    "setup.cfg": "[metadata]\nname = mykern-cuda\n[options.extras]\nname = theirs\n",
+    "setup.py": "import setuptools\nsetuptools.setup(name='mykern_cuda', ext_modules=[Extension(name='theirs')])\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +141,9 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
         ("by name", "late"),
         ("by name", "company.kernels"),
         ("by pip", "mykern_cuda"),
+        ("pyproject.toml", "mykern_cuda"),
+        ("setup.cfg", "mykern_cuda"),
+        ("setup.py", "mykern_cuda"),
         ("by place", "deep.fast"),
         ("by place", "vendored.fast"),
     ],
@@ -151,6 +168,10 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
         (info / "RECORD").write_text(f"{module.replace('.', '/')}.py,,\n")
     if how == "by pip":
         (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
+    if how in NAMED_IN:  # a wheel from anywhere: the distribution has the name of a project
+        foreign.write(top / "native" / how, NAMED_IN[how])
+        foreign.git(top, "init", "--quiet")
+        foreign.git(top, "add", "native")
     if how == "by place":  # a package without an __init__.py, and one of a submodule
         for part in (inner := top / "libs" / "sub", top):
             package = part / "python" / "src" / ("vendored" if part == inner else "deep")
@@ -272,7 +293,7 @@ def test_what_the_code_asks_about_is_told_without_a_digest(
     [
         ("import late, importlib.metadata as m; [*m.distributions()]; from harness import discover", set()),
         ("from harness import source; source.digest([top / 'late.py'])", set()),
-        ("os.listdir(b'src'); os.listdir(os.dup(os.open('.', 0)))", {"src/*"}),
+        ("os.listdir(b'src'); os.listdir(os.dup(os.open('.', 0)))", {"*", "src/*"}),
         ("[*Path('src').glob('*/*.py')]", {"src/*", "src/mykern/*"}),
         ("next(os.walk(top)); os.scandir(Path('src'))", {"*", "src/*"}),
         ("import importlib.util as u; u.find_spec('late'); u.find_spec('none')", {"late.py"}),
@@ -282,6 +303,90 @@ def test_a_list_of_names_and_a_search_for_a_module_are_told(ask: Asking, top: Pa
     """A file may decide by its name alone. What Python and the harness list to find modules says nothing of a side."""
     asked = {*ask(top, code, 0)}
     assert {name for name in asked if name.endswith("*") or name == "late.py"} == told
+
+
+def test_a_link_and_a_folder_that_is_open_are_told(ask: Asking, top: Path) -> None:
+    """What a link says decides like a file, and what is looked up below it. A folder may be given by its number."""
+    for name, target in (("mode", "500"), ("conf", "src"), ("src/inner", "mykern")):
+        (top / name).symlink_to(target)
+    asked = {*ask(top, "os.readlink('mode'); os.path.exists('conf/inner/slow')", 0)}
+    assert {"mode", "conf", "src/inner", "src/mykern/slow"} <= asked
+    code = (
+        "number = os.open('src', os.O_DIRECTORY | os.O_RDONLY); os.scandir(number); os.access('flag', 0, dir_fd=number)"
+    )
+    assert {"src/*", "src/flag"} <= {*ask(top, code, 0)}
+    assert "flag" not in {*ask(top, "os.close(9)if 0 else None\ntry: os.stat('flag', dir_fd=99)\nexcept OSError: 0", 0)}
+
+
+def test_a_link_to_a_file_that_does_not_count_is_told(ask: Asking, top: Path) -> None:
+    """As to a file of the system, or of git-annex. Another target of the link is another file."""
+    for name, target in (
+        ("plan", "/etc/hosts"),
+        ("annexed", ".git/annex"),
+        ("broken", "gone"),
+        ("unopened", "late.py"),
+    ):
+        (top / name).symlink_to(target)
+    (top / ".git").mkdir()
+    (top / ".git" / "annex").touch()
+    asked = {*ask(top, "open('plan').close(); open('annexed').close()\ntry: open('broken')\nexcept OSError: pass", 0)}
+    assert {"plan", "annexed", "broken"} <= asked
+    assert "unopened" not in asked
+
+
+def test_a_file_that_could_not_be_opened_was_asked_about(
+    ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = str(tmp_path_factory.mktemp("elsewhere") / "plan.json")
+    code = f"for name in ('gone.json', {elsewhere!r}, '/usr/x'):\n    try: open(name)\n    except OSError: pass"
+    asked = {*ask(top, code + "\nopen('late.py').close(); open('made.py', 'w').close()", 0)}
+    assert {"gone.json", elsewhere} <= asked
+    assert not asked & {"/usr/x", "late.py", "made.py"}
+
+
+def test_what_lies_beside_a_folder_of_code_was_asked_about_though_it_lies_in_the_cache(ask: Asking, top: Path) -> None:
+    """The base's worktree lies there. What else the cache has says nothing of a side."""
+    cache = top.parents[2]
+    code = (
+        f"os.environ['HARNESS_CACHE'] = {str(cache)!r}\n"
+        "for name in ('../plan.json', '../weights/a.bin', '../../../kernel.cubin'):\n"
+        "    try: open(top / name)\n"
+        "    except OSError: pass"
+    )
+    asked = {*ask(top, code, 0)}
+    assert {str(top.parent / "plan.json"), str(top.parent / "weights" / "a.bin")} <= asked
+    assert not [name for name in asked if name.endswith("kernel.cubin")]
+
+
+@pytest.mark.parametrize(
+    ("code", "starts"),
+    [
+        ("subprocess.run(['true'])", False),  # as the harness asks git
+        ("import starter; starter.start()", True),
+        ("import starter; starter.start('sh')", True),
+        ("import starter; starter.start('/usr/bin/x86_64-linux-gnu-g++-12')", False),  # it opens what it uses
+        ("import starter; starter.start('nvcc')", False),
+        ("import starter; starter.start('make')", True),
+        ("import starter, threading as t; a = t.Thread(target=starter.start); a.start(); a.join()", True),
+    ],
+)
+def test_a_process_that_the_code_of_a_side_starts_may_ask_about_anything(
+    ask: Asking, top: Path, code: str, starts: bool
+) -> None:
+    (top / "starter.py").write_text(STARTER)
+    assert ("**" in ask(top, f"import subprocess; {code}", 0)) == starts
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "/run/user"])
+def test_what_a_program_keeps_in_the_memory_counts(folder: str) -> None:
+    """By its name, as in any folder. The rest of the system's folders doesn't count."""
+    assert not used._is_of_system(f"{folder}/kept.bin")
+    assert used._is_of_system(f"{folder}2/kept.bin")
+
+
+def test_a_file_that_is_kept_in_the_memory_is_told(used_by: Asking, top: Path) -> None:
+    with NamedTemporaryFile(dir="/dev/shm") as kept:
+        assert kept.name in used_by(top, f"open({kept.name!r}).read()")
 
 
 def test_the_next_answer_has_no_path_that_only_this_class_asked_about(ask: Asking, top: Path) -> None:

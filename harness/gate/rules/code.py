@@ -19,6 +19,16 @@ _BUILD = (
     "--accept code"
 )
 
+_NAME = (
+    "name it by a full path, such as one of an environment variable, or keep it in the repository; if no time depends "
+    "on it: --accept code"
+)
+
+_FILTER = (
+    "see that both sides have what a filter of git makes of them, such as git-lfs: git lfs install, then git lfs fetch "
+    "--all; if no time depends on it: --accept code"
+)
+
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """An undecided finding that names code that wasn't compared, and a note about changed files that nothing used."""
@@ -38,11 +48,25 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         named = _named(used.unmatched, _MOST_NAMED)
         message = f"{evidence.base} ran without what git ignores and the working tree used, maybe slower: {named}"
         yield Finding("code", "undecided", message, _BUILD)
+    if used.outside:
+        named = _named(used.outside, _MOST_NAMED)
+        where = "the working tree found beside the repository"
+        message = f"{evidence.base} ran without what {where}, maybe slower: {named}"
+        yield Finding("code", "undecided", message, _NAME)
+    if used.filtered:
+        named = _named(used.filtered, _MOST_NAMED)
+        message = f"files have other contents than in {evidence.base}, though git calls them the same: {named}"
+        yield Finding("code", "undecided", message, _FILTER)
     if evidence.edited:
         message = f"edited while the gate ran: {_named(evidence.edited, _MOST_NAMED)}"
         yield Finding("code", "undecided", message, "run the gate again, and leave the working tree alone meanwhile")
+    if used.older:
+        named = _named(used.older, _MOST_NAMED)
+        message = f"the working tree used what was built before a changed source that neither side opened: {named}"
+        advice = "build it anew, and run the gate again; if it isn't made of that source: --accept code"
+        yield Finding("code", "undecided", message, advice)
     if used.unused:
-        message = f"changed, but used by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
+        message = f"changed, but opened by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
         yield Finding("code", "note", message)
 
 

@@ -13,5 +13,8 @@ ACCEPT = "the code that measures changed, and it isn't known to measure the base
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """An undecided finding if the code that measures changed, unless it measures the base's kernels as before."""
     if evidence.measuring:
-        advice = "measure both sides by a harness that you trust: --harness VERSION; or --accept measuring"
+        advice = (
+            "measure both sides by a harness that you trust: --harness VERSION (not for a device of your own); or read "
+            "what changed: --accept measuring"
+        )
         yield Finding("measuring", "undecided", evidence.measuring, advice)

@@ -19,6 +19,7 @@ from harness.report.pictures import draws, write_all
 from harness.report.placing import into, placed
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
+WORKSPACE = "GITHUB_WORKSPACE"
 
 
 class GateFormat(Protocol):
@@ -54,7 +55,8 @@ def publish(run: GateRun, environ: Mapping[str, str]) -> None:
     """
     from harness.report.gate import github
 
-    lines = github.lines(run) if environ.get("GITHUB_ACTIONS") == "true" else []
+    workspace = environ.get(WORKSPACE, "")
+    lines = github.lines(run, workspace=workspace) if environ.get("GITHUB_ACTIONS") == "true" else []
     if summary := environ.get(SUMMARY):
         try:
             markdown.append(run, Path(summary))

@@ -27,6 +27,7 @@ from harness.units import plural
 
 _DIGEST = 12
 _MOST_NOTES = 10
+_MOST_CHANGED = 10  # files
 _TERMS = {
     "change": "mean over the pairs of the speed now over the speed of the base; a minus is a loss",
     "interval": "bounds of the change, each one-sided and at the level that the decision takes",
@@ -42,7 +43,8 @@ _TERMS = {
 def page(run: GateRun, figure: str = "") -> Page:
     """The page of a gate run. figure: path of the plot, relative to the page; '' for no plot."""
     word, meaning = ending(run)
-    blocks: list[Block] = [Note(f"{outcome(run)}. Exit code {run.exit:d}: {meaning}.")]
+    counts = "" if nothing_measured(run) else f"{outcome(run)}. "
+    blocks: list[Block] = [Note(f"{counts}Exit code {run.exit:d}: {meaning}.")]
     blocks += [Note(difference, "environment", "Can't be compared") for difference in run.refused]
     if run.cases:
         blocks.append(table(rows(run)))
@@ -69,7 +71,8 @@ def note(finding: Finding) -> Note:
 def _method(run: GateRun) -> Iterator[Block]:
     yield Note(method(run))
     yield _facts(run)
-    yield Terms(tuple(_TERMS.items()))
+    if run.cases:
+        yield Terms(tuple(_TERMS.items()))
     if run.command:
         yield CommandLine(shlex.join(run.command))
 
@@ -92,10 +95,12 @@ def _facts(run: GateRun) -> Facts:
 
 
 def _code(run: GateRun) -> dict[str, str]:
-    """The digests of both codes: over all files that each side used, where these are known."""
+    """The digests of both codes, over all files that each side used, where these are known; and which files changed."""
     before, now = run.used.digests if run.used else (run.base.digest, run.now.digest)
     count = f", of {plural(len(run.used.now), 'file')} that it used" if run.used else ""
-    return {"code": f"{before[:_DIGEST]}, now {now[:_DIGEST]}{count}"}
+    changed = limited(run.used.changed, _MOST_CHANGED, "and {} more") if run.used else ()
+    named = {"changed, and used": ", ".join(changed)} if changed else {}
+    return {"code": f"{before[:_DIGEST]}, now {now[:_DIGEST]}{count}", **named}
 
 
 def _software(machine: Machine) -> list[tuple[str, str]]:

@@ -164,6 +164,8 @@ def revision(side: Revision) -> str:
 
 def method(run: GateRun) -> str:
     """How it was measured, as a sentence."""
+    if nothing_measured(run):
+        return "Both sides used the same files, each its own, so there was nothing to compare."
     per_case = [row.counts for row in rows(run)]
     stages = {stage: max((counts.get(stage, 0) for counts in per_case), default=0) for stage in STAGES}
     most = " and ".join(f"{count} to {stage}" for stage, count in stages.items() if count) or "none"
@@ -184,10 +186,11 @@ def _errors(run: GateRun) -> str:
     assumed = f"with a standard deviation of {units.percent(ASSUMED.scale, 2)}, which is assumed"
     mixed = f"{measured}, or {assumed} for {plural(rest, 'case')}"
     offsets = measured if not rest else assumed if rest == len(known) else mixed
+    cases = "this case" if len(known) == 1 else f"these {plural(len(known), 'case')}"
     return (
         f"Identical code fails in {units.percent(run.alpha)} of runs at most, if offsets, which all pairs of a "
-        f"run share, are normal, {offsets}; by offsets alone in {units.percent(run.chance, 2)} of runs of these "
-        f"{plural(len(known), 'case')}. So does a loss of exactly the margin, if pairs share nothing."
+        f"run share, are normal, {offsets}; by offsets alone in {units.percent(run.chance, 2)} of runs of {cases}. "
+        "So does a loss of exactly the margin, if pairs share nothing."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from harness.gate.records import Finding, GateRun
@@ -24,12 +24,13 @@ class Annotation(NamedTuple):
     line: int = 0
 
 
-def lines(run: GateRun, label: str = "") -> list[str]:
+def lines(run: GateRun, label: str = "", workspace: str = "") -> list[str]:
     """At most MOST errors (failures, a machine that can't tell) and MOST warnings (undecided, accepted).
 
     Notes aren't annotated, but those about waivers, beside the line of the waiver.
 
-    Under --advisory there are warnings only. label: of the verdict, where there are several.
+    Under --advisory there are warnings only. label: of the verdict, where there are several. workspace: the folder that
+    GitHub takes paths from, GITHUB_WORKSPACE; the top of the repository unless told.
     """
     messages: dict[Level, list[Annotation]] = {"error": [], "warning": []}
     for difference in run.refused:
@@ -44,10 +45,19 @@ def lines(run: GateRun, label: str = "") -> list[str]:
             messages["warning"].append(Annotation(finding.rule, told(finding), file if number else "", number))
     if run.advisory:
         messages = {"warning": messages["error"] + messages["warning"]}
-    if label:
-        for found in messages.values():
+    for found in messages.values():
+        found[:] = [each._replace(file=below(workspace, run.now.repository, each.file)) for each in found]
+        if label:
             found[:] = [each._replace(message=f"{label}: {each.message}") for each in found]
     return [line for level, found in messages.items() for line in _of(level, found)]
+
+
+def below(workspace: str, folder: str, file: str) -> str:
+    """A file's path from the workspace on, as it is if nobody knows that. folder: where the path begins."""
+    if not file or not workspace:
+        return file
+    full, top = Path(folder).resolve() / file, Path(workspace).resolve()
+    return str(full.relative_to(top)) if full.is_relative_to(top) else file
 
 
 def changed_file(run: GateRun, finding: Finding) -> str:
@@ -58,7 +68,10 @@ def changed_file(run: GateRun, finding: Finding) -> str:
     """
     if run.used is None:
         return ""
-    of_rule = {"software": run.used.software, "code": [f for f in run.used.shared if not f.startswith("/")]}
+    of_rule = {
+        "software": run.used.software,
+        "code": [f for f in (*run.used.shared, *run.used.filtered) if f[:1] != "/"],
+    }
     if own := of_rule.get(finding.rule):
         return own[0]
     op = finding.case.op if finding.case else ""

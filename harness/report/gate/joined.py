@@ -13,7 +13,7 @@ from harness.errors import Exit
 from harness.gate.joining import GRAVEST, Joined, JoinedPart
 from harness.gate.records import share
 from harness.report.formats.markdown import render
-from harness.report.gate import SUMMARY, build, github
+from harness.report.gate import SUMMARY, WORKSPACE, build, github
 from harness.report.gate.content import KINDS, MEANINGS, CaseRow, ending, findings, outcome, revision, rows
 from harness.report.gate.formats import junit, markdown
 from harness.report.gate.stopped import WORDS
@@ -40,7 +40,7 @@ def write(made: Joined, folder: Path) -> list[Path]:
 
 def publish(made: Joined, environ: Mapping[str, str]) -> None:
     """Tell GitHub, where it asks for it: the page as the step's summary, and annotations on standard output."""
-    lines = list(_annotations(made)) if environ.get("GITHUB_ACTIONS") == "true" else []
+    lines = list(_annotations(made, environ.get(WORKSPACE, ""))) if environ.get("GITHUB_ACTIONS") == "true" else []
     if summary := environ.get(SUMMARY):
         try:
             markdown.append_text(render(page(made)), Path(summary))
@@ -153,9 +153,9 @@ def _junit(made: Joined) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _annotations(made: Joined) -> Iterator[str]:
+def _annotations(made: Joined, workspace: str) -> Iterator[str]:
     for part in made.joined:
         if part.run:
-            yield from github.lines(part.run, part.label)
+            yield from github.lines(part.run, part.label, workspace)
         else:
             yield github.command("error", part.label, part.message)

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from harness.errors import NO_EXIT, Exit, HarnessError, InputError, described
-from harness.report.gate import SUMMARY, github
+from harness.report.gate import SUMMARY, WORKSPACE, github
 from harness.report.gate.formats.junit import clean
 from harness.report.gate.formats.markdown import FIGURE
 from harness.report.placing import placed
@@ -67,10 +67,10 @@ def write(stopped: Stopped, folder: Path) -> list[Path]:
     return made
 
 
-def publish(stopped: Stopped, environ: Mapping[str, str], top: Path) -> None:
-    """Tell GitHub, where it asks for it: a summary, and an annotation. top: the folder that its paths begin at."""
+def publish(stopped: Stopped, environ: Mapping[str, str], here: Path) -> None:
+    """Tell GitHub, where it asks for it: a summary, and an annotation. here: the folder in which the command runs."""
     if environ.get("GITHUB_ACTIONS") == "true":
-        sys.stdout.write(f"{annotation(stopped, top)}\n")
+        sys.stdout.write(f"{annotation(stopped, here, environ.get(WORKSPACE, ''))}\n")
         sys.stdout.flush()
     if summary := environ.get(SUMMARY):
         try:
@@ -80,16 +80,19 @@ def publish(stopped: Stopped, environ: Mapping[str, str], top: Path) -> None:
             sys.stdout.write(f"{github.command('warning', 'summary', f'{summary}: {error.strerror}')}\n")
 
 
-def annotation(stopped: Stopped, top: Path) -> str:
+def annotation(stopped: Stopped, here: Path, workspace: str = "") -> str:
     """The annotation of a workflow, beside the file and line that the message begins with, if it does.
 
-    Of an error in Python the message names the line later, beside the name of the file alone.
+    here: where the paths of messages begin; workspace: where GitHub's paths begin, if that is known. Of an error in
+    Python the message names the line later, beside the name of the file alone.
     """
     found = _PLACE.match(stopped.message.removeprefix("--ops "))
     path = Path(found["file"]) if found else None
-    if found is None or path is None or path.is_dir() or (path.is_absolute() and not path.is_relative_to(top)):
+    top = Path(workspace).resolve() if workspace else here
+    full = here / path if path else here
+    if found is None or path is None or path.is_dir() or not full.is_relative_to(top):
         return github.command("error", stopped.word, stopped.text)
-    file = str(path.relative_to(top) if path.is_absolute() else path)
+    file = str(full.relative_to(top))
     raised = re.search(rf"\({re.escape(path.name)}:(\d+) in ", stopped.message)
     line = found["line"] or (raised[1] if raised else 0)
     return github.command("error", stopped.word, stopped.text, file, int(line))
@@ -98,7 +101,7 @@ def annotation(stopped: Stopped, top: Path) -> str:
 def page(stopped: Stopped) -> str:
     """The page as Markdown. The message stands in a block, so that nothing in it is taken for Markdown."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", stopped.text)), default=0))
-    head = f"# Gate {stopped.word}\n\nExit code {stopped.exit:d}: nothing was decided.\n\n"
+    head = f"# Gate stopped: {stopped.word}\n\nExit code {stopped.exit:d}: nothing was decided.\n\n"
     return f"{head}{fence}text\n{stopped.text}\n{fence}\n"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.gate import Evidence
 from harness.gate.case_lists import Broken
 from harness.gate.records import UsedCode
@@ -37,11 +39,30 @@ def test_changed_files_that_nothing_used_are_listed() -> None:
     assert finding.message.endswith("part19.py and 2 more")
 
 
+def test_what_may_be_older_than_its_source_leaves_it_undecided() -> None:
+    used = UsedCode(FILES, FILES, complete=True, older=("build/libk.so",))
+    [found] = code.judge(Evidence("main", (), (), used=used))
+    assert (found.severity, found.message.endswith(": build/libk.so")) == ("undecided", True)
+    assert "build it anew" in found.advice
+    assert not used.same
+    assert replace(used, older=()).same
+
+
 def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
     used = UsedCode(FILES, FILES, unmatched=("mykern/_fast.so",))
     [finding] = code.judge(Evidence("main", (), (), used=used))
     assert (finding.severity, finding.message.endswith(": mykern/_fast.so")) == ("undecided", True)
     assert "--prepare" in finding.advice
+
+
+def test_what_only_the_place_of_a_side_or_a_filter_of_git_decides_leaves_it_undecided() -> None:
+    """As a plan beside the repository, which the base's worktree lacks, and a pointer in place of a large file."""
+    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, outside=("/w/plan.json",))))
+    assert (found.severity, found.message.endswith(": /w/plan.json")) == ("undecided", True)
+    assert "full path" in found.advice
+    [found] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, filtered=("plan.bin",))))
+    assert (found.severity, found.message.endswith(": plan.bin")) == ("undecided", True)
+    assert "git-lfs" in found.advice
 
 
 def test_files_that_were_edited_meanwhile_leave_it_undecided() -> None:

@@ -10,7 +10,9 @@ from harness.gate import Evidence
 from harness.gate import software as files
 from harness.gate.records import UsedCode
 from harness.gate.rules import software
+from tests.one_test import one_test
 
+IN_SETUP = ("install_requires", "setup_requires", "python_requires")
 PROJECT = "[project]\nname = 'mine'\ndependencies = ['torch>={}']\n[tool.ruff]\nline-length = {}\n"
 
 
@@ -21,20 +23,22 @@ def test_changed_software_is_undecided() -> None:
     assert not list(software.judge(Evidence("main", (), ())))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "counts"),
     [
-        ("constraints.txt", True),
-        ("ci/requirements-gpu.txt", True),
-        ("requirements/base.in", True),
-        ("uv.lock", True),
-        ("docker/Dockerfile", True),
-        ("notes.txt", False),
-        ("src/lock.py", False),
+        *((name, True) for name in (
+            "constraints.txt", "dev-constraints.in", "ci/requirements-gpu.txt", "requirements.in",
+            "requirements/base.txt", "gpu/requirements/h200.in", "uv.lock", "bun.lockb", "js/package-lock.json",
+            "conda-lock.yml", "environment-gpu.yml", "environment.yaml", "pylock.dev.toml", "pixi.toml", "Pipfile",
+            ".python-version", ".tool-versions", "docker/Dockerfile.gpu", "docker/gpu.dockerfile", "Containerfile",
+        )),
+        *((name, False) for name in (
+            "notes.txt", "src/lock.py", "requirements.md", "requirements/gpu/notes.txt", "src/pixi.toml.py",
+        )),
     ],
-)
-def test_files_are_known_by_their_names(name: str, counts: bool, tmp_path: Path) -> None:
-    assert files.changed([name], tmp_path, tmp_path) == ([name] if counts else [])
+)  # fmt: skip
+def test_files_are_known_by_their_names(name: str, counts: bool) -> None:
+    assert files.changed([name], Path("base"), Path("now")) == ([name] if counts else [])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,37 @@ def test_a_project_counts_if_it_depends_on_something_else(now: str | None, count
             (tmp_path / side / "pyproject.toml").write_text(text)
     found = files.changed(["pyproject.toml"], tmp_path / "base", tmp_path / "now")
     assert found == (["pyproject.toml"] if counts else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "counts"),
+    [
+        ("pyproject.toml", "[project]\ndependencies = []\n", "[project]\ndependencies = ['a']\n", True),
+        ("pyproject.toml", "[project.optional-dependencies]\nx = []\n", "[project.optional-dependencies]\n", True),
+        ("pyproject.toml", "[project]\nrequires-python = '>=3.11'\n", "[project]\nrequires-python = '>=3.12'\n", True),
+        ("pyproject.toml", "[build-system]\nrequires = []\n", "[build-system]\nrequires = ['a']\n", True),
+        ("pyproject.toml", "[dependency-groups]\nx = []\n", "[dependency-groups]\nx = ['a']\n", True),
+        *(("pyproject.toml", f"[tool.{of}]\nx = 1\n", f"[tool.{of}]\nx = 2\n", True) for of in ("uv", "poetry", "pdm")),
+        ("pyproject.toml", "[project]\nversion = '1'\n", "[project]\nversion = '2'\n", False),
+        ("pyproject.toml", "[build-system]\nx = 1\n[tool]\na = 1\n", "[build-system]\nx = 2\n[tool]\na = 2\n", False),
+        *(("setup.cfg", f"[options]\n{key} = a\n", f"[options]\n{key} = b\n", True) for key in IN_SETUP),
+        ("setup.cfg", "[options.extras_require]\nx = a\n", "[options.extras_require]\nx = b\n", True),
+        ("setup.cfg", "[options]\nzip_safe = 1\n", "[options]\nzip_safe = 0\n[metadata]\nx = 1\n", False),
+        ("setup.cfg", "[options", "[options]\n", False),
+        *(("setup.py", f"setup({key}=['a'])", f"import a\na.setup({key}=['b'])", True) for key in IN_SETUP),
+        ("setup.py", "setup(extras_require={})", "setup(extras_require={'x': ['a']})", True),
+        ("setup.py", "setup(version='1')", "setup(version='2')\nother(install_requires=1)", False),
+        ("setup.py", "setup(", "setup()", False),
+    ],
+)  # fmt: skip
+def test_what_a_project_needs_is_told_from_what_else_it_says(
+    name: str, before: str, now: str, counts: bool, tmp_path: Path
+) -> None:
+    for side, text in (("base", before), ("now", now)):
+        (tmp_path / side / "in").mkdir(parents=True)
+        (tmp_path / side / "in" / name).write_text(text)
+    found = files.changed([f"in/{name}"], tmp_path / "base", tmp_path / "now")
+    assert found == ([f"in/{name}"] if counts else [])
 
 
 def test_versions_with_which_the_sides_differ_are_named() -> None:

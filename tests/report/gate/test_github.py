@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from harness.gate.records import Finding, GateRun, UsedCode
+from harness.gate.joining import Joined, JoinedPart
+from harness.gate.records import Finding, GateRun, Revision, UsedCode
 from harness.model import Case
-from harness.report.gate import github
+from harness.report import gate as report
+from harness.report.gate import github, joined
 
 MakeGate = Callable[..., GateRun]
 
@@ -75,3 +78,24 @@ def test_an_annotation_names_the_changed_file_that_it_is_about(
     finding = Finding(rule, "failure", "found", case=case(op) if op else None)
     [line] = github.lines(make_gate([], [finding], used=used))
     assert line.startswith(f"::error file={file},title=gate%2C {rule}::")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "file"),
+    [("", "a.py"), ("{top}", "a.py"), ("{top}/..", "mine/a.py"), ("{top}/elsewhere", "a.py")],
+)
+def test_a_file_is_named_from_the_workspace_on(
+    workspace: str, file: str, make_gate: MakeGate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GitHub shows it beside no file otherwise. A job may have the repository in a folder of the workspace."""
+    top = tmp_path / "mine"
+    top.mkdir()
+    (top / "a.py").symlink_to("elsewhere.py")  # a link that changed is named itself
+    now = Revision("the working tree", "f" * 40, False, "d" * 64, str(top))
+    finding = Finding("slower", "failure", "found")
+    run = make_gate([], [finding], used=UsedCode(changed=("a.py",)), now=now)
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": workspace.format(top=top)}
+    report.publish(run, environ)
+    joined.publish(Joined((JoinedPart("H100", run),)), environ)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(",title")[0] for line in said] == [f"::error file={file}"] * 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.gate.records import Finding, GateRun
+from harness.gate.records import Finding, GateRun, UsedCode
 from harness.report.formats.markdown import prose
 from harness.report.gate.formats import markdown
 
@@ -53,3 +53,25 @@ def test_a_summary_that_is_full_stays_as_it_is(gate_run: GateRun, tmp_path: Path
 )
 def test_prose_is_not_taken_for_markdown(text: str, escaped: str) -> None:
     assert prose(text) == escaped
+
+
+def test_changed_files_that_a_side_used_are_named(gate_run: GateRun) -> None:
+    """A reader sees what a failure may come from, also where no digest differs, as where a link has another target."""
+    files = tuple(f"part{i:02}.py" for i in range(12))
+    page = markdown.page(replace(gate_run, used=UsedCode(changed=files)))
+    assert f"| changed, and used | {', '.join(files[:9])}, and 3 more" in " ".join(page.split())
+    assert "changed, and used" not in markdown.page(replace(gate_run, used=UsedCode(unused=files)))
+
+
+def test_a_page_of_the_same_code_tells_nothing_of_pairs(make_gate: Callable[..., GateRun]) -> None:
+    files = (("mine.py", "d" * 64),)
+    page = markdown.page(make_gate([], used=UsedCode(files, files, complete=True)))
+    assert "Both sides used the same files, each its own, so there was nothing to compare." in page
+    assert not [word for word in ("pairs", "seed", "**change**", "0 cases") if word in page.lower()]
+    assert "\nExit code 0: both sides use the same code, so nothing was measured.\n" in page
+
+
+def test_a_run_of_one_case_is_told_so(gate_run: GateRun) -> None:
+    decided = [found for found in gate_run.cases if found.decision and not found.control]
+    assert " of runs of this case. " in markdown.page(replace(gate_run, cases=tuple(decided[:1])))
+    assert " of runs of these 2 cases. " in markdown.page(replace(gate_run, cases=tuple(decided[:2])))

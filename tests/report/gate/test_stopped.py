@@ -49,6 +49,12 @@ def test_an_annotation_stands_beside_the_line_that_is_named() -> None:
     assert annotation(raised, here).startswith("::error file=bench/mine.py,line=7,")
     for message in ("/elsewhere/mine.py:7: SyntaxError", "git isn't installed", f"{Path.cwd()}: git knows no 'x'"):
         assert annotation(Stopped(2, message, ""), here).startswith("::error title=")
+    # The command runs in a folder of the repository, which lies in a folder of the workspace.
+    below = here / "bench"
+    assert annotation(BAD, below, "/repo").startswith("::error file=bench/mine.py,line=7,")
+    assert annotation(inside, below, "/repo").startswith("::error file=bench/mine.py,line=7,")
+    assert annotation(inside, below, "/").startswith("::error file=repo/bench/mine.py,line=7,")
+    assert annotation(inside, below, "/other").startswith("::error title=")
 
 
 def test_github_gets_a_summary_and_an_annotation_where_it_asks(
@@ -57,7 +63,7 @@ def test_github_gets_a_summary_and_an_annotation_where_it_asks(
     summary = tmp_path / "summary.md"
     publish(BAD, {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}, tmp_path)
     assert capsys.readouterr().out.count("::error ") == 1
-    assert summary.read_text().startswith("# Gate wrong usage\n")
+    assert summary.read_text().startswith("# Gate stopped: wrong usage\n")
     publish(BAD, {}, tmp_path)
     assert capsys.readouterr().out == ""
 

@@ -1,0 +1,199 @@
+"""What a plug-in sets in the process that loads it: not for the other side too, and for its own side from the start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from harness import intact
+from harness.devices.cpu import Cpu
+from harness.errors import UsageError
+from harness.gate import ci, inherited, inquiry, judging, submodules, two_codes, used_code
+from harness.gate.case_lists import Cases
+from harness.gate.records import Revision, Side, UsedCode
+from harness.gate.used_code import Probed
+from harness.gate.worktree import Checkout
+from harness.processes import child, messages
+from harness.processes.surroundings import Surroundings
+
+CODE = Revision("main", "0" * 40, False, "d" * 64)
+
+
+def a_plug_in(folder: Path) -> None:
+    """What ops do at the top of their file."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.pop("GONE", None)
+    os.environ["NEW"] = "1"
+    os.chdir(folder)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def now() -> tuple[object, ...]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return variables, Path.cwd(), os.sched_getaffinity(0)
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("NEW", "")
+    monkeypatch.delenv("NEW")
+    return now()
+
+
+def test_what_ops_set_where_they_are_declared_is_undone(tmp_path: Path, before: tuple[object, ...]) -> None:
+    with inherited.kept():
+        a_plug_in(tmp_path)
+    assert now() == before
+
+
+def test_what_ops_set_is_undone_though_they_can_not_be_loaded(tmp_path: Path, before: tuple[object, ...]) -> None:
+    with pytest.raises(FileNotFoundError), inherited.kept():
+        a_plug_in(tmp_path / "gone")
+    assert now() == before
+
+
+def test_what_can_not_be_undone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who isn't root can only lower the priority."""
+    priority, asked = [0], list[tuple[int, ...]]()
+
+    def refused(*given: int) -> None:
+        asked.append(given)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "getpriority", lambda *given: priority[0] if given == (os.PRIO_PROCESS, 0) else 7)
+    monkeypatch.setattr(os, "setpriority", refused)
+    with pytest.raises(UsageError, match="the ops set the priority of the process") as caught, inherited.kept():
+        priority[0] = 19
+    assert asked == [(os.PRIO_PROCESS, 0, 0)]
+    assert "variant" in caught.value.advice
+
+
+@pytest.mark.parametrize("use", ["gate", "ci"])
+def test_the_gate_keeps_what_its_processes_inherit(
+    use: str, tmp_path: Path, before: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both where it loads the ops and where it plans their cases."""
+    module: Any = {"gate": two_codes, "ci": ci}[use]
+
+    class LoadedError(Exception):
+        """Says that the ops were loaded, and that the state is as before."""
+
+    def planned(*_: object) -> Any:
+        assert now() == before
+        a_plug_in(tmp_path)
+        return SimpleNamespace(jobs=(), left_out="")
+
+    def looked(*_: object) -> None:
+        raise LoadedError(now())
+
+    monkeypatch.setattr(module, "Catalogue", lambda _: a_plug_in(tmp_path))
+    monkeypatch.setattr(module, "wanted", planned)
+    monkeypatch.setattr(module, "devices", SimpleNamespace(kinds=lambda: {"cpu": MagicMock()}))
+    monkeypatch.setattr(two_codes, "most_ranks", looked)
+    request: Any = SimpleNamespace(plugins=(), files=(), selection=SimpleNamespace(device="cpu"), noise=tmp_path / "n")
+    if use == "ci":
+        ci.unknown(request)
+        assert now() == before
+    else:
+        with pytest.raises(LoadedError) as caught:
+            two_codes.prepare(request, {}, MagicMock(), MagicMock())
+        assert caught.value.args == (before,)
+
+
+def test_a_process_tells_what_its_ops_have_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("CHANGED", "1")
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("NEW", "")
+    monkeypatch.delenv("NEW")
+
+    def load(_: object) -> Any:
+        os.environ |= {"CHANGED": "2", "NEW": "3", "KEPT": "1"}
+        del os.environ["GONE"]
+        return MagicMock()
+
+    for name in ("devices", "intact", "ranks", "gc"):
+        monkeypatch.setattr(child, name, MagicMock())
+    monkeypatch.setattr(child, "Catalogue", load)
+    worker = child.Worker("cpu", (), lambda _: None)
+    worker._software = ()
+    told: Any = worker.answer(messages.SurveyCode((), ()))
+    assert told.variables == (("CHANGED", "2"), ("GONE", None), ("NEW", "3"))
+    assert messages.decode_reply(messages.encode(told)) == told
+
+
+def test_the_processes_of_a_side_begin_with_what_its_ops_set() -> None:
+    side = Checkout(CODE, None, (), around=Surroundings(variables=(("MADE", "1"),)))
+    side = side.with_variables((("GONE", None), ("NEW", "3"), ("MADE", "2")))
+    applied = side.around.applied({"GONE": "1", "KEPT": "1"})
+    assert {name: applied.get(name) for name in ("GONE", "KEPT", "NEW", "MADE")} == {
+        "GONE": None, "KEPT": "1", "NEW": "3", "MADE": "2",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
+    """What both sides say, each of variables of its own. untold: what isn't known of the base's scenarios."""
+
+    def make(*untold: str) -> inquiry.Inquired:
+        told: dict[Side, Any] = {"base": (("OMP_NUM_THREADS", "4"),), "now": (("OMP_NUM_THREADS", None),)}
+        code = Checkout(CODE, None, ())
+        workers = SimpleNamespace(survey=lambda *_: None)
+        sides: dict[Side, Any] = {
+            side: SimpleNamespace(
+                trees=(), root=side, own_root=None, workers=lambda *_, **__: nullcontext(workers),
+                with_variables=code.with_variables, code=CODE, folder=Path("/r"),
+                plugins=(Path("/r/ops.py"),) if side == "now" else (),
+            )
+            for side in told
+        }  # fmt: skip
+
+        def probe(_workers: object, _jobs: object, _opened: object, root: Any) -> Probed:
+            return Probed({}, frozenset(), frozenset(), True, True, frozenset(), {}, told[root])
+
+        monkeypatch.setattr(used_code, "probe", probe)
+        monkeypatch.setattr(used_code, "watched", lambda *_: nullcontext())
+        monkeypatch.setattr(used_code, "compared", lambda *_: UsedCode())
+        monkeypatch.setattr(judging, "judged", lambda *_: ())
+        monkeypatch.setattr(submodules, "absent", lambda _: [])
+        monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": (), "now": ()}, untold=untold))
+        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": Cpu()}))
+        repository: Any = SimpleNamespace(top=Path("/r"), package=None, old=lambda *_: (), new=lambda *_: ())
+        asking: Any = MagicMock(files=(), folders=(), wanted=SimpleNamespace(files=(), broken={}, jobs=()))
+        return inquiry.inquire(asking, repository, sides, "cpu")
+
+    return make
+
+
+def test_each_side_is_measured_with_the_variables_that_its_own_ops_set(
+    asked: Callable[..., inquiry.Inquired],
+) -> None:
+    codes = asked().codes
+    assert codes["base"].around.variables == (("OMP_NUM_THREADS", "4"),)
+    assert codes["now"].around.variables == (("OMP_NUM_THREADS", None),)
+
+
+def test_what_is_not_known_of_the_base_is_told_with_the_file_of_ops_that_it_lacks(
+    asked: Callable[..., inquiry.Inquired],
+) -> None:
+    assert asked().cases.untold == ()
+    why, gone = asked("the base can't load its own s.yaml").cases.untold
+    assert why.endswith("s.yaml")
+    assert gone.startswith("the base has no ops.py")
+
+
+def test_ops_that_replace_what_judges_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is remembered afterwards, since the process may be a user's, who replaces what he likes."""
+    with pytest.raises(UsageError, match=r"harness\.gate\.two_codes\.findings was replaced while the ops were loaded"):  # noqa: SIM117
+        with inherited.kept():
+            monkeypatch.setattr(two_codes, "findings", lambda *_: ())
+    assert intact.replaced() is None

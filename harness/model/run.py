@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from harness.model.case import Case
@@ -46,16 +47,26 @@ class Header:
         return [s.cases for s in self.scenarios] != [s.cases for s in other.scenarios]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
-    """A run as read from its folder. `losses` says what couldn't be read."""
+    """A run as read from its folder. `losses` says what couldn't be read.
+
+    Its results are put together once, and so is its hash, which goes over every sample: a report asks for both often.
+    """
 
     header: Header
     measurements: tuple[Measurement, ...]
     losses: tuple[str, ...] = ()
     attachments: tuple[Attachment, ...] = ()
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.header, self.measurements, self.losses, self.attachments))
+
+    @cached_property
     def results(self) -> tuple[Result, ...]:
         """One result a case, in the order in which the cases were first measured."""
         by_id: dict[str, list[Measurement]] = defaultdict(list)

@@ -74,7 +74,12 @@ def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.Mon
     real = harness.judge.judge
     said = "crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/"
     judgements: list[harness.judge.Judgement] = []
-    monkeypatch.setattr("harness.judge.judge", lambda *given: judgements.append(real(*given)) or judgements[0])
+
+    def kept(*given: Any) -> harness.judge.Judgement:
+        judgements.append(real(*given))
+        return judgements[0]
+
+    monkeypatch.setattr("harness.judge.judge", kept)
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
     assert done.exit_code == 5
     assert done.stdout.startswith(said)

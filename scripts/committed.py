@@ -5,9 +5,10 @@ Every case is taken from the newest run that measured it, but for the runs in SK
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ class Runs:
         return {each: [one] for one in self._cases for each in one[0]}
 
     @cached_property
+    def _of_ops(self) -> dict[str, list[tuple[tuple[str, str], Group, str]]]:
+        """The cases of each op."""
+        found: dict[str, list[tuple[tuple[str, str], Group, str]]] = {}
+        for one in self._cases:
+            found.setdefault(one[0][0].partition("/")[0], []).append(one)
+        return found
+
+    @cached_property
     def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:
         """Every case: its id and its whole id, which take a while to put together, its group and its variant."""
         return [
@@ -147,10 +156,12 @@ class Runs:
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
+        fits = re.compile(translate(cases)).match
+        op = cases.partition("/")[0]
         values = [
             value
-            for ids, group, variant in self._named.get(cases, self._cases)
-            if any(fnmatchcase(each, cases) for each in ids) and (value := group.value(variant, metric, over))
+            for ids, group, variant in self._named.get(cases) or self._of_ops.get(op, self._cases)
+            if any(map(fits, ids)) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

@@ -25,19 +25,17 @@ from harness import devices, intact
 from harness.devices.cpu import Cpu
 from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
+from tests import told
 
 PLUGINS = tuple(
     Path(__file__).parent / "plugins" / f"{name}.py" for name in ("cuda_faults", "faults", "ranks", "small")
 )
-
-
 FORKED = Path(__file__).parent / "forked"
 FOLDER = "FORKED_FOLDER"
 """The variable that names the folder of the server of forked/server.py, and of the client that stands for Python."""
 
 WORKERS = "FORKED_WORKERS"
 """The variable that says that workers of pytest-xdist are forked by it, too."""
-
 LONGEST = (
     "test_many_ranks.py", "test_emulated_kernels.py", "test_runs.py", "test_every_op.py", "test_make_rows.py",
     "test_runner.py", "test_kernelbench.py", "test_plots.py", "test_image_pipeline.py", "test_support.py",
@@ -96,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     One server serves all workers of pytest-xdist. It ends with the process that has started it, however that ends.
     """
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(told)
     if sys.platform != "linux":
         return
     if _without_gpu(config):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import intact
-from tests.one_test import one_test
 from tests.rare import rare
 
 UNBELIEVED = "while the case ran: what it measured can't be believed"
@@ -40,6 +38,20 @@ class Counter(Base):
     @classmethod
     def of(cls): ...
 """
+
+
+@pytest.fixture(scope="module")
+def noted() -> dict[str, Any]:
+    """What is remembered before the tests, each of which puts back what it changes: to note it takes 20 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intact, "_remembered", {})
+        intact.remember()
+        return intact._remembered
+
+
+@pytest.fixture
+def guarded(process_put_back: None, noted: dict[str, Any]) -> None:
+    intact._remembered.update(noted)
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, name: str, source: str = SOURCE) -> Any:
@@ -315,81 +327,6 @@ def test_all_six_tools_that_watch_calls_are_noted(monkeypatch, number):
     assert intact.replaced() is None
     tools[number] = "a profiler"
     assert intact.replaced() == f"{HOOKS} was changed {UNBELIEVED}"
-
-
-def settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], tuple[Any, Any]]]:
-    """Each setting: how it is read, how it is written, and two values: one is another one than it has."""
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    for number, part in enumerate(intact.precisions()):
-        yield (
-            f"fp32_precision {number}",
-            partial(getattr, part, "fp32_precision"),
-            partial(setattr, part, "fp32_precision"),
-            ("ieee", "tf32"),
-        )
-    for owner, name in (
-        (products, "allow_fp16_reduced_precision_reduction"),
-        (products, "allow_bf16_reduced_precision_reduction"),
-        (cudnn, "enabled"),
-        (cudnn, "benchmark"),
-        (cudnn, "deterministic"),
-    ):
-        yield name, partial(getattr, owner, name), partial(setattr, owner, name), (False, True)
-    yield "threads", torch.get_num_threads, torch.set_num_threads, (3, 2)
-    yield "products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("high", "highest")
-    yield "deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, (2, 0)
-    yield "gradients", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)
-
-
-SETTINGS = {name: rest for name, *rest in settings()}
-
-
-@one_test("name", SETTINGS)
-def test_each_setting_is_given_back(name):
-    read, write, values = SETTINGS[name]
-    before = read()
-    value = next(value for value in values if value != before)
-    try:
-        with intact.settings_kept():
-            write(value)
-            assert read() == value
-        assert read() == before
-    finally:
-        write(before)
-
-
-def test_settings_are_given_back_after_an_error_too():
-    before = torch.get_num_threads()
-
-    def fails() -> None:
-        with intact.settings_kept():
-            torch.set_num_threads(before + 1)
-            raise ValueError("of a variant")
-
-    with pytest.raises(ValueError, match="of a variant"):
-        fails()
-    assert torch.get_num_threads() == before
-
-
-def test_a_setting_that_torch_does_not_tell_stays_and_one_that_is_as_it_was_is_not_written(monkeypatch):
-    written: list[int] = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch, "set_num_threads", written.append)
-    with intact.settings_kept():
-        pass
-    assert written == []
-
-    begun: list[bool] = []
-
-    def refused() -> int:
-        if not begun:
-            raise RuntimeError("set in the older and the newer way")
-        return 3
-
-    monkeypatch.setattr(torch, "get_num_threads", refused)
-    with intact.settings_kept():
-        begun.append(True)
-    assert not written
 
 
 def test_without_torch_there_is_nothing_to_note_and_to_give_back(monkeypatch):

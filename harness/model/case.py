@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal
 
 Status = Literal["ok", "wrong", "implausible", "unsupported", "skipped", "out_of_memory", "crashed", "timeout"]
@@ -16,14 +17,14 @@ Value = str | int | float
 """A value of a choice: a name such as 'nhwc', or a number such as 0.1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """One variant of one op at one shape and dtype on one kind of device.
 
     shape: the op's symbols with their sizes, in the op's order. choices: the op's named options that aren't sizes, in
     the op's order. world: number of devices that work on it together, one process each. usual: names of sizes and
     choices that are at the op's default. They aren't in the id, so an op that learns a choice keeps the ids of its
-    cases.
+    cases. The ids are put together once: a report asks for each a hundred times.
     """
 
     op: str
@@ -46,17 +47,17 @@ class Case:
         """All choices, as they stand in tables: 'layout=nhwc,p=0.1'; empty if the op has none."""
         return self._choices(())
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Readable key of the case everywhere: NVTX range, table row, filter, resume, gate."""
         return "/".join((self.op, self.variant, *self._rest(self.usual)))
 
-    @property
+    @cached_property
     def whole_id(self) -> str:
         """The id with the sizes and choices that are at the op's default, as harness 0.1 wrote it."""
         return "/".join((self.op, self.variant, *self._rest(())))
 
-    @property
+    @cached_property
     def group(self) -> str:
         """The id without the variant: cases of one group do the same work and are compared with each other."""
         return "/".join((self.op, *self._rest(self.usual)))

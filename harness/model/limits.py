@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from harness.model.measurement import Work
@@ -80,7 +81,7 @@ class Bound:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """Every stream, matrix product and transfer that was tried on a machine.
 
@@ -94,7 +95,7 @@ class Limits:
     links: tuple[LinkPoint, ...] = ()
     cache_bytes: int = 0
 
-    @property
+    @cached_property
     def best(self) -> tuple[StreamPoint, ...]:
         """The fastest way at each mix and size, sorted by mix, then by size."""
         fastest: dict[tuple[float, int], StreamPoint] = {}
@@ -103,6 +104,14 @@ class Limits:
             if key not in fastest or point.seconds < fastest[key].seconds:
                 fastest[key] = point
         return tuple(fastest[key] for key in sorted(fastest))
+
+    @cached_property
+    def _mixes(self) -> dict[float, list[StreamPoint]]:
+        """The fastest way at each size, sorted by size, by mix."""
+        mixes: dict[float, list[StreamPoint]] = defaultdict(list)
+        for point in self.best:
+            mixes[point.read_share].append(point)
+        return mixes
 
     @property
     def peak(self) -> float | None:
@@ -157,9 +166,7 @@ class Limits:
         moved = read + written
         if not moved:
             return None
-        mixes: dict[float, list[StreamPoint]] = defaultdict(list)
-        for point in self.best:
-            mixes[point.read_share].append(point)
+        mixes = self._mixes
         if not mixes:
             return None
         share = read / moved

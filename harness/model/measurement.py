@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 from harness.model.case import Case, Status
@@ -84,13 +84,7 @@ class Code:
     digest: str
 
 
-@lru_cache(maxsize=1024)
-def _median(samples: tuple[float, ...]) -> float:
-    """The median. A report asks for each many times, and to sort many samples takes a while."""
-    return statistics.median(samples)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """One case measured by one process, or why it wasn't.
 
@@ -133,10 +127,10 @@ class Measurement:
         """The work, with its operations in the types in which this variant does them: its limit is computed from it."""
         return replace(self.work, flops=self.arithmetic) if self.work and self.arithmetic else self.work
 
-    @property
+    @cached_property
     def time(self) -> float | None:
         """Median device seconds per call; None if the case wasn't timed."""
-        return _median(self.samples) if self.status == "ok" and self.samples else None
+        return statistics.median(self.samples) if self.status == "ok" and self.samples else None
 
     @property
     def call_time(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from harness.model.case import Case
@@ -46,7 +47,7 @@ class Header:
         return [s.cases for s in self.scenarios] != [s.cases for s in other.scenarios]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A run as read from its folder. `losses` says what couldn't be read."""
 
@@ -55,7 +56,11 @@ class Run:
     losses: tuple[str, ...] = ()
     attachments: tuple[Attachment, ...] = ()
 
-    @property
+    def __hash__(self) -> int:
+        # What is kept of a run is asked for often, and a hash of all of it would go over every sample.
+        return hash((self.header.name, self.header.started, len(self.measurements)))
+
+    @cached_property
     def results(self) -> tuple[Result, ...]:
         """One result a case, in the order in which the cases were first measured."""
         by_id: dict[str, list[Measurement]] = defaultdict(list)

@@ -32,8 +32,8 @@ def _of_kernels(found: Attachment) -> Iterator[tuple[str, float]]:
         times[kernel.name] = times.get(kernel.name, 0.0) + _seconds(kernel)
     yield from ((f"{found.tool}.kernel.{name}", seconds) for name, seconds in times.items() if seconds)
     if _are_all(found):
-        told = [(kernel, dict(kernel.values)) for kernel in found.kernels]
-        names = dict.fromkeys(name for _, values in told for name in values)
+        told = [(kernel.launches, _seconds(kernel), dict(kernel.values)) for kernel in found.kernels]
+        names = dict.fromkeys(name for _, _, values in told for name in values)
         yield from ((f"{found.tool}.{name}", value) for name in names for value in _merged(told, name))
 
 
@@ -48,15 +48,18 @@ def _are_all(found: Attachment) -> bool:
     return listed >= dict(found.values).get("kernels", listed)
 
 
-def _merged(told: Sequence[tuple[KernelProfile, Mapping[str, float]]], name: str) -> Iterator[float]:
-    """A counter of all kernels of a call, each given with its counters; nothing where a kernel lacks it."""
-    known = [(kernel, values[name]) for kernel, values in told if name in values]
+def _merged(told: Sequence[tuple[float, float, Mapping[str, float]]], name: str) -> Iterator[float]:
+    """A counter of all kernels of a call; nothing where a kernel lacks it.
+
+    told: the launches of each kernel in a call, its seconds, and its counters.
+    """
+    known = [(launches, seconds, values[name]) for launches, seconds, values in told if name in values]
     if len(known) < len(told):
         return
     if not _is_share(name):
-        yield sum(kernel.launches * value for kernel, value in known)
-    elif whole := sum(_seconds(kernel) for kernel, _ in told):
-        yield sum(_seconds(kernel) * value for kernel, value in known) / whole
+        yield sum(launches * value for launches, _, value in known)
+    elif whole := sum(seconds for _, seconds, _ in told):
+        yield sum(seconds * value for _, seconds, value in known) / whole
 
 
 def _is_share(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import harness.judge
 from harness.cli import app, judge
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -70,12 +71,21 @@ def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
 def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "aborts.py").write_text("import os\n\ndef double(x):\n    os.abort()\n")
     monkeypatch.chdir(folder)
+    real = harness.judge.judge
     said = "crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/"
+    judgements: list[harness.judge.Judgement] = []
+
+    def kept(*given: Any) -> harness.judge.Judgement:
+        judgements.append(real(*given))
+        return judgements[0]
+
+    monkeypatch.setattr("harness.judge.judge", kept)
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
     assert done.exit_code == 5
     assert " ".join(done.stdout.split()).startswith(said)
     assert (folder / "page.md").read_text().startswith("# crashed: killed by signal SIGABRT")
-    # The page is told where its file can't be written.
+    # The page is told where its file can't be written. It is the same page: to judge once more would take a second.
+    monkeypatch.setattr("harness.judge.judge", lambda *_: judgements[0])
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=/dev/full"])
     assert done.exit_code == 4
     assert " ".join(done.stdout.split()).startswith(said)

@@ -156,3 +156,15 @@ def test_a_curve_is_of_variants_unless_lines_are_something_else() -> None:
 def test_a_role_that_a_scenario_does_not_tell_goes_by_the_variant_s_name(op: str, variant: str, role: str) -> None:
     assert Scenario("s", "t", op, ()).role(variant) == role
     assert Scenario("s", "t", op, (), roles=((variant, "mine"),)).role(variant) == "mine"
+
+
+def test_what_a_record_has_computed_belongs_to_it_alone(header: Header) -> None:
+    one = timed(1.0, 2.0, 3.0)
+    assert (one.case.group, one.time) == ("prelu/float16/N96-C64-H112-W112", 2.0)
+    other = replace(one, case=replace(one.case, op="relu"), samples=(5.0,))
+    assert (other.case.group, other.time) == ("relu/float16/N96-C64-H112-W112", 5.0)
+    run = Run(header, (one,))
+    assert [result.case for result in run.results] == [one.case]
+    assert [result.case for result in replace(run, measurements=(other,)).results] == [other.case]
+    again = Run(header, (replace(one),))
+    assert (again, hash(again)) == (run, hash(run))

@@ -141,6 +141,12 @@ def cut(picture: Path) -> Iterator[str]:
 
 
 @cache
+def length_of(text: str) -> float:
+    """The length of a text in a font of 100 pixels. Pictures have the same few words on their axes."""
+    return font().getlength(text)
+
+
+@cache
 def font() -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(FONT, 100)
 
@@ -149,7 +155,7 @@ def extent(text: ElementTree.Element) -> tuple[float, float, float, float]:
     """The box of a text, from its place, its size and its direction."""
     style, transform = text.get("style", ""), text.get("transform", "")
     size = float(re.findall(r"font-size: ([0-9.]+)px", style)[0])
-    length = font().getlength(text.text or "") * size / 100
+    length = length_of(text.text or "") * size / 100
     place = re.findall(r"translate\(([-0-9.]+) ([-0-9.]+)\)", transform) or [(text.get("x", ""), text.get("y", ""))]
     turned, (x, y) = "rotate(-90" in transform, map(float, place[0])
     before = length * {"middle": 0.5, "end": 1.0}.get(re.findall(r"text-anchor: (\w+)|$", style)[0], 0.0)

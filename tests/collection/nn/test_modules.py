@@ -18,14 +18,10 @@ RANKS = {"ddp", "fsdp"}
 """What tests of several ranks try."""
 
 
-# That a compiler takes the functions of all modules, test_operators.py has.
+# That a compiler takes the functions of all modules, test_operators.py has, and test_patch_of_others.py has a module.
 @pytest.mark.parametrize(
     ("name", "tried"),
-    [
-        (rare if tried == "compile" and name != "BatchNormAddReLU" else pytest.param)(name, tried)
-        for name in PAIRS
-        for tried in TRIED
-    ],
+    [(rare if tried == "compile" else pytest.param)(name, tried) for name in PAIRS for tried in TRIED],
 )
 def test_a_module_in_place_of_torchs(name, tried):
     TRIED[tried](PAIRS[name])

@@ -37,7 +37,7 @@ def test_a_case_is_looked_at_once_for_all_findings(
 ) -> None:
     """A gate may have 20,000 cases, with a finding about each."""
     asked: list[Case] = []
-    found = Case.id.fget  # type: ignore[attr-defined]
+    found = Case.id.func  # type: ignore[attr-defined]
 
     def counted(one: Case) -> str:
         asked.append(one)

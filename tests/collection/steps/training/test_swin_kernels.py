@@ -66,7 +66,7 @@ def walked(tools, monkeypatch):
         monkeypatch.setattr(module, "on_gpu", lambda _: True)
     for module in (_inference, _kernels, _swin_inference):
         monkeypatch.setattr(module, "on", lambda _: nullcontext())
-    monkeypatch.setattr(_inference, "Matmul", Multiplied)
+    monkeypatch.setattr(_inference, "_matmul", lambda _, product: Multiplied(product))
     monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
     monkeypatch.setattr(_kernels.OpKernels, "__call__", _kernels.OpKernels.found)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)

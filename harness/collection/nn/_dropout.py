@@ -146,7 +146,10 @@ def _draw(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=_PARTS)
 def _drawn_together(index: int, seed: int, part: int, _stream: int) -> tuple[Tensor, ...]:
-    """Numbers for `_TOGETHER` calls, a function of the seed and of the part of its calls; of a stream, which waits."""
+    """Numbers for `_TOGETHER` calls, a function of the seed and of the part of its calls.
+
+    Each stream has its own copy: another stream wouldn't wait until they are drawn.
+    """
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(index):
         generator = torch.Generator("cuda").manual_seed((seed * _OF_SEED + part * _OF_PART) % 2**64)
         numbers = torch.empty(_TOGETHER, 2, dtype=torch.int64, device="cuda").random_(_NUMBERS, generator=generator)

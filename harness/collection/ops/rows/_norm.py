@@ -93,7 +93,7 @@ def forward_expected(ctx: Context, t: Tensors, normalised: Callable[[torch.Tenso
     - mean by the rounding of a sum of N elements, relative to the row's largest;
     - rstd by 1e-5 of itself;
     - y by the errors of xhat that come from these two, times gamma, and by a rounding of beta.
-    What `_lost` of the smallest numbers is no error.
+    Besides, all may be off by what `_lost` says of the smallest numbers.
     Where the mean isn't finite, any mean that isn't finite is right.
     """
     before = t.before

@@ -165,5 +165,5 @@ def kernel(op: str) -> str:
         read = source.to_read(file)
     except OSError:  # a user's file, which is gone since it was loaded
         return ""
-    inside = [path.relative_to(root).as_posix() for path in read if path.is_relative_to(root)]
-    return next((path for path in inside if path.endswith(f"/{op}.cu")), next(iter(inside), ""))
+    own = next((path for path in read if path.name == f"{op}.cu"), read[0])
+    return own.relative_to(root).as_posix() if own.is_relative_to(root) else ""

@@ -153,9 +153,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line, ready for a shell."""
+    """A command line, ready for a shell; or a program in another language."""
 
     text: str
+    language: str = "sh"
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ def test_each_place_escapes_once() -> None:
     assert code("a `b` \\| c") == "`a 'b' \\\\\\| c`"
     assert paragraph("*a* `b` [c](d) x < 3, a<b>\n# e\n") == "*a* `b` [c](d) x < 3, a&lt;b>\n\\# e\n"
     assert fenced("a\n```\nb") == "````sh\na\n```\nb\n````"
+    assert fenced("a", "python") == "```python\na\n```"
 
 
 # ---- Tables for other programs.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import source
 from harness.model import Measurement, Run
 from harness.ops import Catalogue
 from harness.ops.sheet import Op
@@ -91,6 +92,16 @@ def test_a_page_is_made_where_the_file_of_an_op_is_gone(
     monkeypatch.setattr(front, "LOADED", {"prelu": Op("prelu", "", symbols={}, file=tmp_path / "gone.py")})
     assert front.kernel("prelu") == ""
     assert "## Variants and rows" in render(build.page(run))
+
+
+def test_a_user_s_op_has_none_of_the_kernels_that_it_imports_for_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from harness.collection import nn\n", encoding="utf-8")
+    monkeypatch.setattr(front, "LOADED", {"mine": Op("mine", "", symbols={}, file=file)})
+    assert source.to_read(file)[1:], "there are kernels to choose from"
+    assert front.kernel("mine") == ""
 
 
 def test_a_long_table_is_folded(lost: Callable[[int], Run]) -> None:

@@ -85,7 +85,7 @@ def _block(block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case 
         case Terms():
             yield "\n".join(f"- **{prose(term)}**: {prose(meaning)}." for term, meaning in block.pairs)
         case CommandLine():
-            yield fenced(block.text)
+            yield fenced(block.text, block.language)
         case Section():
             if block.title:
                 yield f"{'#' * min(level, _DEEPEST)} {prose(block.title)}"
@@ -165,10 +165,10 @@ def paragraph(text: str) -> str:
     return re.sub(r"^([ \t>]*\[[^\]]*\]):", r"\1\\:", safe, flags=re.MULTILINE)
 
 
-def fenced(text: str) -> str:
-    """Lines for a shell, between fences longer than any in the text."""
+def fenced(text: str, language: str = "sh") -> str:
+    """Lines of a language, between fences longer than any in the text."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"{fence}sh\n{printable(text)}\n{fence}"
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
 
 
 def _line(text: str) -> str:

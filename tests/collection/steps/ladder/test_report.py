@@ -52,6 +52,7 @@ def test_the_fastest_rung_that_is_right_is_to_be_used_as_code(lines):
     assert told.text.startswith("Use patched (bfloat16, B32): 40.00 ms a step, 5.00x as fast")
     assert failed.text == "patched_graph isn't among them (wrong): losses: the loss of step 3 is 2.1"
     assert isinstance(code, CommandLine)
+    assert code.language == "python"
     assert "import step as user" in code.text
     assert "nn.patch(model, optimizer, scaler)" in code.text
     assert "torch.autocast(device.type, torch.bfloat16)" in code.text

@@ -112,7 +112,7 @@ def _advice(group: Sequence[Line]) -> Iterator[Block]:
     beside = f", to be kept beside {source}" if source.endswith(".py") else ""
     if text := program(group, best):
         yield Note(f"The code of {best.case.variant}{beside}:")
-        yield CommandLine(text)
+        yield CommandLine(text, "python")
         if best.case.world > 1:
             yield Note(f"Saved as {PROGRAM}, it is started by torchrun, with a process for each device:")
             yield CommandLine(_ranks(best).command)

@@ -12,7 +12,7 @@ from harness.gate.git import git
 
 _LINK = "160000"
 _ANYWHERE = "--work-tree=."
-"""Of a submodule that is gone git keeps the repository, which names a folder of files that isn't there any more."""
+"""Git keeps the repository of a submodule that is gone, which names a folder of files that isn't there any more."""
 
 
 def at(top: Path, revision: str) -> dict[str, str]:

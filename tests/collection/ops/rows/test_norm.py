@@ -176,6 +176,17 @@ def test_more_rows_than_a_grid_has_blocks_are_refused(op):
 # ---- On a GPU.
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1, 3, 49, 197, 1000])
+def test_the_reference_of_equal_rows_is_exact_on_a_gpu(columns):
+    """Its division by N once was a product with 1 / N, and a row of the lowest numbers had a variance out of range."""
+    x = torch.full((2, columns), torch.finfo(torch.float32).min, device="cuda")
+    found = norm.layer_normalised(x)
+    assert torch.equal(found.mean, x[:, 0].double())
+    assert not bool(found.xhat.any())
+    assert found.rstd.tolist() == pytest.approx([norm.EPS**-0.5] * 2)
+
+
 @pytest.fixture
 def run(launch, placed, normal):
     """run(op, variant, x, offset of y, of the vectors, of the statistics): what the check says of the outputs.

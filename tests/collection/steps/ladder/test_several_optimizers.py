@@ -96,7 +96,7 @@ def test_an_optimizer_that_needs_the_model_says_so(tmp_path):
 
 
 def test_groups_may_be_taken_from_the_weights_one_after_the_other(tmp_path, monkeypatch):
-    """Of a generator the second group would find nothing left."""
+    """The second group would find nothing left of a generator."""
     groups = "torch.optim.SGD([{'params': [x for x in parameters if x.ndim == n], 'lr': 0.1} for n in (1, 2)])"
     sheet = surveyed(written(tmp_path, optimizer=groups))
     assert sheet.warnings == ()

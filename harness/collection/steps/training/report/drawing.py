@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BAND: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0}
 _COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
 _COLUMNS = 4
-"""Small plots of losses side by side."""
+"""Small plots of losses side by side, at most."""
 _ROW = 0.2
 """Inches from one bar to the next."""
 _MARGINS = 1.0
@@ -50,17 +50,18 @@ def losses(group: LossGroup, path: Path) -> list[Path]:
     """
     base = group.baseline
     name = f"Losses of training, {group.setting}: means of {base.plan[2]} seeds"
-    rows = math.ceil(len(group.others) / _COLUMNS)
+    columns = max(1, min(_COLUMNS, len(group.others)))
+    rows = math.ceil(len(group.others) / columns)
     with canvas(_MARGINS + _UPPER + _SMALL * rows, name, WIDE) as (drawing, only):
         only.remove()
-        grid = drawing.add_gridspec(rows + 1, _COLUMNS, height_ratios=(_UPPER, *[_SMALL] * rows))
+        grid = drawing.add_gridspec(rows + 1, columns, height_ratios=(_UPPER, *[_SMALL] * rows))
         upper = drawing.add_subplot(grid[0, :])
         _band(upper, base, (0.0,) * len(base.curve))
         upper.plot(base.steps, base.curve, "k", linewidth=1.6, label=base.name)
         upper.set_ylabel(f"loss of {base.name}")
         first = None
         for place, rung in enumerate(group.others):
-            axes = drawing.add_subplot(grid[1 + place // _COLUMNS, place % _COLUMNS], sharex=first, sharey=first)
+            axes = drawing.add_subplot(grid[1 + place // columns, place % columns], sharex=first, sharey=first)
             first = first or axes
             _band(axes, base, base.curve)
             axes.plot(rung.steps, _less(rung.curve, base.curve), "k", linewidth=0.9)
@@ -69,10 +70,10 @@ def losses(group: LossGroup, path: Path) -> list[Path]:
             axes.set_yscale("symlog", linthresh=_LINEAR)
             axes.set_yticks((-0.1, -_LINEAR, 0, _LINEAR, 0.1))
             axes.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
-            is_lowest = place + _COLUMNS >= len(group.others)
-            axes.tick_params(labelsize=5.5, labelleft=not place % _COLUMNS, labelbottom=is_lowest)
+            is_lowest = place + columns >= len(group.others)
+            axes.tick_params(labelsize=5.5, labelleft=not place % columns, labelbottom=is_lowest)
             axes.set_xlabel("step" if is_lowest else "")
-        drawing.supylabel(f"below: loss minus that of {base.name}, logarithmic beyond ±{_LINEAR:g}", fontsize=6.5)
+        drawing.supylabel(f"below: loss minus the loss of {base.name}, logarithmic beyond ±{_LINEAR:g}", fontsize=6.5)
         legend(drawing, upper)
         return save(drawing, path)
 

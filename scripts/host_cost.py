@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness import nn
+from harness import nn, steadiness
 from harness.collection.models import swin
 from harness.ops import Catalogue
 
 ROUNDS, CALLS = 45, 40  # many short rounds: a virtual machine changes its speed from one second to the next
 SHAPE = 8, 64
 P = 0.1
+STEADY_SECONDS = 5.0  # to see how steady the host is
 ONE, SEVERAL = 1.2, 1.0
 """What a call of ours may take of the time of torch's one function, and of several functions."""
 
@@ -301,6 +302,7 @@ def main() -> None:
     found = [row for rows in (functions, optimizers, unscaling, launches) for row in rows(device) if only in row.name]
     print(HEAD.format(met=sum(row.is_met for row in found), count=len(found)))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}\n")
+    print(f"{steadiness.watch(STEADY_SECONDS).sentence}\n")
     print("| function | a call | ours (us) | torch (us) | ours / torch | bar | met |")
     print("| --- | --- | --: | --: | --: | --: | --- |")
     for row in found:

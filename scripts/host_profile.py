@@ -27,13 +27,14 @@ from typing import Any
 
 import torch
 
-from harness import stats
+from harness import stats, steadiness
 from harness.collection.steps.training import _ladders
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import math_modes
 from harness.collection.steps.training._trainer import Setup, Trainer
 
 WARM, ROUNDS, STEPS = 8, 60, 2
+STEADY_SECONDS = 5.0  # to see how steady the host is
 SHOWN = 25
 BAR = 1.05
 """What a step of ours may take of the host's time for a step of torch's rung."""
@@ -46,6 +47,8 @@ interval: a host that other machines share is faster or slower from one second t
 with it. `scripts/host_profile.py` measures this, and wrote this page.
 
 {gpu}, torch {torch}, Python {python}
+
+{steadiness}
 
 | ours | ms a step | torch's | ms a step | ours / torch's | bar | met |
 | --- | --: | --- | --: | --: | --: | --- |"""
@@ -119,6 +122,7 @@ def show_table(op: str, setup: Setup, pairs: Sequence[Sequence[str]], times: Map
     """Print the page."""
     gpu = torch.cuda.get_device_name() if setup.device.type == "cuda" else "CPU"
     about = {"torch": torch.__version__, "python": platform.python_version(), "gpu": gpu}
+    about["steadiness"] = steadiness.watch(STEADY_SECONDS).sentence
     print(HEAD.format(op=op, model=setup.model, batch=setup.size, rounds=ROUNDS, steps=STEPS, **about))
     for pair in pairs:
         print(row(pair, times))

@@ -22,7 +22,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
     {"comments", "errors", "kept", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
-    {"trial"},
+    {"steadiness", "trial"},
     {"discover", "families", "foreign", "intact", "model"},
     {"subject"},
     {"rates"},

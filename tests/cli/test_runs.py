@@ -19,12 +19,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from harness import runner, store
+from harness import runner, steadiness, store
 from harness.cli import app
 from harness.cli.progress import follow
 from harness.cli.resuming import spelled as as_spelled
 from harness.devices.cpu import Cpu
 from harness.model import Job, Limits, Machine, Measurement, StreamPoint
+from harness.steadiness import Steadiness
 from tests.cli.fault_runs import FAULTS, HARNESS, LIMITED, PLUGINS, write_scenario
 from tests.one_test import one_test
 
@@ -54,10 +55,12 @@ def test_peak_prints_the_limits_and_leaves_them_in_a_folder(
         for scale in (1, 4)
     ]
     monkeypatch.setattr(runner, "measure_limits", lambda *_: (machine, Limits(tuple(points))))
+    monkeypatch.setattr(steadiness, "watch", lambda _seconds: Steadiness(0.0006, 0.0012))
     result = invoke("peak", "--device=cpu", "--output", tmp_path / "peak")
     assert result.exit_code == 0, result.output
     # 1 MiB in 100 us, twice.
     assert "10.5 GB/s" in result.stdout
+    assert "The host does the same work in 600 us to 1.20 ms: something shares its cores" in result.stdout
     assert {"peak.md", "peak.svg"} <= {path.name for path in (tmp_path / "peak").iterdir()}
     assert str(tmp_path / "peak" / "peak.md") in result.stdout.splitlines()
 

@@ -96,6 +96,7 @@ def command(
     from harness.cli.console import open_console
     from harness.cli.progress import follow
     from harness.cuda.assumed import known
+    from harness.units import plural
 
     if arch and not dry_run:
         raise UsageError("--arch is for --dry-run: only this GPU can be timed", "add --dry-run, or leave --arch out")
@@ -116,7 +117,8 @@ def command(
         return
     _tell(found)
     if not found.complete:
-        typer.echo("the time is over before the last round; the same command goes on", err=True)
+        done = plural(len(found.entries), "size")
+        typer.echo(f"the time is over; {done} in the table; the same command goes on", err=True)
         raise typer.Exit(Exit.UNDECIDED)
 
 
@@ -284,9 +286,11 @@ def _needed(found: Sequence[Listed], timing: Timing) -> str:
     from datetime import timedelta
 
     from harness.cli.estimate import Estimate
-    from harness.tune import schedule
+    from harness.tune import in_parts, schedule
 
-    rounds = schedule([sum(not one.dropped for one in each.candidates) for each in found], timing)
+    counts = [sum(not one.dropped for one in each.candidates) for each in found if each.candidates]
+    places = in_parts([len(each.candidates) for each in found if each.candidates])
+    rounds = [each for part in places for each in schedule([counts[place] for place in part], timing)]
     count = sum(plans for plans, _ in rounds)
     about = timedelta(seconds=round(Estimate.of_search(rounds)))
     return f"{count} measurements in {len(rounds)} rounds, {about} at most; --budget ends a search sooner"
@@ -299,7 +303,7 @@ def _tell(result: Tuned) -> None:
     for case, found in result.found.items():
         for text, why in found.failed:
             typer.echo(f"{case.id}: {text}: {why}", err=True)
-        if not found.timed and not result.complete:
+        if not found.complete:
             continue
         if not found.timed:
             typer.echo(f"{case.id}: no plan was timed")
@@ -310,5 +314,5 @@ def _tell(result: Tuned) -> None:
         plan = ".".join(f"{name}{value}" for name, value in best.plan.items())
         kept = "the rule's plan stays" if best.rule else plan
         typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
-    if result.complete:
+    if result.entries:
         typer.echo(f"table: {result.file}" if result.file else "the table couldn't be kept: see HARNESS_CACHE")

@@ -104,7 +104,9 @@ def write(table: PlanTable, file: Path | None = None) -> Path | None:
     text = store.dump(table, indent=1) + "\n"
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        draft = file.with_name(f".{file.name}")  # whatever ends this process, the file is whole
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
     else:
         name = f"{FOLDER}/{file_name(table.device)}"
         kept.write(name, text.encode())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import Listed, ToTune, Tuned
+    from harness.tune import Candidate, Listed, ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -112,7 +112,7 @@ def command(
         found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
     if isinstance(found, tuple):
         typer.echo("\n".join(line for each in found for line in (*_lines(each), "")))
-        search.refuse_none(wanted, found)
+        search.refuse_none(wanted, (each.candidates for each in found))
         typer.echo(_needed(found, timing))
         return
     _tell(found)
@@ -192,8 +192,10 @@ def _of_scenarios(op: Op, catalogue: Any, names: Sequence[str] | None) -> list[t
 
     if not names and op.name not in completion.bundled_scenarios():
         example = ",".join(f"{symbol}=1024" for symbol in op.symbols)
+        others = [entry.name for entry in scenario.overview(f"op: {op.name}") if op.name in entry.ops]
+        known = " or ".join((*others, "FILE"))
         raise UsageError(
-            f"no bundled scenario is named '{op.name}'", f"name sizes, --sizes {example}, or --scenario FILE"
+            f"no bundled scenario is named '{op.name}'", f"name sizes, --sizes {example}, or --scenario {known}"
         )
     definitions = scenario.load(scenario.find(names or [op.name]), catalogue)
     found = [
@@ -262,23 +264,27 @@ def _case(op: Op, variant: str, dtype: str, setting: Setting, device: str) -> Ca
 
 
 def _lines(each: Listed) -> list[str]:
-    """The plans of a case, the rule's first, and how many are left out for which reason."""
+    """The plans of a case, the rule's and the table's first, and how many are left out for which reason."""
     from harness.cli.columns import aligned
     from harness.units import plural
 
     good = [one for one in each.candidates if not one.dropped]
+    good.sort(key=lambda one: not (one.rule or one.plan == each.taken))
     if not each.candidates:
         return [f"{each.case.id}: no plan: {each.obstacle}"]
     rows = [("plan", "registers", "shared", "")]
-    rows += [
-        (one.text, str(one.registers or ""), str(one.shared or ""), "by the rule" if one.rule else "")
-        for one in good[:_SHOWN]
-    ]
+    rows += [(one.text, str(one.registers or ""), str(one.shared or ""), _whence(one, each)) for one in good[:_SHOWN]]
     more = [f"  and {len(good) - _SHOWN} more"] if len(good) > _SHOWN else []
     out = [one for one in each.candidates if one.dropped]
     head = f"{each.case.id}: {plural(len(good), 'plan')} to time, {len(out)} left out"
     left_out = [f"  left out: {one.text}: {one.dropped}{' (the rule)' if one.rule else ''}" for one in out[:_SHOWN]]
     return [head, *aligned(rows), *more, *left_out]
+
+
+def _whence(one: Candidate, each: Listed) -> str:
+    """Where a plan comes from that a case may take."""
+    marks = ["by the rule"] * one.rule + ["by the table"] * (one.plan == each.taken)
+    return ", ".join(marks)
 
 
 def _needed(found: Sequence[Listed], timing: Timing) -> str:

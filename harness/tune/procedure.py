@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness import cuda, paths, plans, source, store
+from harness.cuda import assumed
 from harness.errors import MachineError, UsageError
 from harness.model import Case, Timing
-from harness.ops import Catalogue, Op
-from harness.plans import Entry
+from harness.ops import Catalogue, Context, Op
+from harness.plans import Entry, Plan
 from harness.runner import Observer
 from harness.tune import declared
 from harness.tune.candidates import Candidate, compiled, kept, legal
@@ -44,11 +46,15 @@ class ToTune:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The candidates at a case. obstacle: why there are none; '' if there are some."""
+    """The candidates at a case. obstacle: why there are none; '' if there are some.
+
+    taken: the plan that this device's table has for the case; None where the rule's is taken.
+    """
 
     case: Case
     candidates: tuple[Candidate, ...]
     obstacle: str = ""
+    taken: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,17 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 
 
 def _listed(op: Op, case: Case, found: Sequence[Candidate]) -> Listed:
-    return Listed(case, tuple(found), "" if found else _obstacle(op, case.variant, case))
+    return Listed(case, tuple(found), "" if found else _obstacle(op, case.variant, case), _taken(op, case))
+
+
+def _taken(op: Op, case: Case) -> Plan | None:
+    """The plan of this device's table for a case; None where the rule's is taken, or where another GPU is assumed."""
+    if assumed.current():
+        return None
+    asking: Any = Context
+    ctx: Context = asking(case, None, None, None, op)  # a plan needs neither tensors nor random numbers
+    plan = ctx.plan()
+    return plan if "neighbour" in ctx.facts else None
 
 
 def _legal(op: Op, wanted: ToTune) -> dict[Case, list[Candidate]]:
@@ -105,9 +121,9 @@ def _obstacle(op: Op, variant: str, case: Case) -> str:
     return (unsupported and unsupported(case)) or "its rule gives none at this size, which has no parameters to choose"
 
 
-def refuse_none(wanted: ToTune, found: Iterable[Listed]) -> None:
-    """Raise UsageError if there is nothing to time."""
-    if not any(kept(each.candidates) for each in found):
+def refuse_none(wanted: ToTune, found: Iterable[Sequence[Candidate]]) -> None:
+    """Raise UsageError if there is nothing to time, of the candidates of each case."""
+    if not any(map(kept, found)):
         raise UsageError(
             f"{wanted.op}/{wanted.variant} has no plan that can be timed at these sizes",
             "name other sizes; --dry-run shows why each plan is left out",
@@ -125,7 +141,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         plans.read(wanted.output, plans.device_name(wanted.device))
     op = _op(wanted)
     every = _legal(op, wanted)
-    refuse_none(wanted, (_listed(op, case, each) for case, each in every.items()))
+    refuse_none(wanted, every.values())
     home = _folder(wanted)
     named = {declared.name_of(wanted.variant, c.text): c.plan for each in every.values() for c in each}
     plugins = (*wanted.plugins, declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home))
@@ -134,7 +150,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         search = InParts(wanted, op, home, until, compiling, runs)
         complete = search.run(every, _telling(wanted, observer))
     if complete:
-        refuse_none(wanted, (_listed(op, case, search.facts.get(case, each)) for case, each in every.items()))
+        refuse_none(wanted, (every | search.facts).values())
         if not search.entries:
             raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
         shutil.rmtree(home, ignore_errors=True)

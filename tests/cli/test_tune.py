@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness import paths, plans
 from harness.cli import app, tune
 from harness.errors import UsageError
 from harness.ops import Catalogue
+from harness.ops.tuning import kernels_digest
+from harness.plans import Entry, PlanTable, TimedPlan
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -100,6 +104,43 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
 
 
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This processor's table has a plan for 64 rows, and one for 4096 rows that other kernels made."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    plans.forget()
+    source = kernels_digest(Catalogue((PLUGINS / "tunable.py",))["chunked"], "tuned")
+    timed = [
+        TimedPlan({"rows": rows, "way": "neg"}, time, time, time, rule=rows == 1)
+        for rows, time in ((64, 1.0), (1, 2.0))
+    ]
+    entry = Entry("chunked", "tuned", "float32", {"M": 64, "N": 16}, {}, tuple(timed), source, "", "", "", "", 6, 3)
+    old = replace(entry, shape={"M": 4096, "N": 16}, source="another")
+    plans.write(PlanTable(plans.device_name("cpu"), (entry, old)))
+    yield
+    plans.forget()
+
+
+@pytest.mark.usefixtures("table")
+def test_a_dry_run_says_which_plan_is_the_tables() -> None:
+    sizes = [f"--sizes=M={rows},N=16" for rows in (64, 100, 4096)]
+    result = invoke("tune", "chunked", *OPS, "--device=cpu", *sizes, "--dry-run")
+    assert result.exit_code == 0, result.output
+    marked = [line.split() for line in result.stdout.splitlines() if " by the " in line]
+    rule, other = ["rows1.wayneg", "by", "the", "rule"], ["rows64.wayneg", "by", "the", "table"]
+    assert marked == [rule, other, rule, other, rule]
+
+
+@pytest.mark.usefixtures("table")
+def test_an_op_is_listed_with_its_tables() -> None:
+    result = invoke("list", "op", "chunked", *OPS)
+    assert result.exit_code == 0, result.output
+    device = plans.device_name("cpu")
+    line = f"tuned on {device}: 2 sizes in your table, 1 of them unused: other kernels made the plans"
+    assert line in " ".join(result.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("op", "sizes", "case"),
     [
@@ -163,7 +204,11 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
         ),
         (["copy"], "no variant of op 'copy' has plans to search 'harness list ops' says which ops have plans"),
         (["chunked", *OPS, "--dtype=float8"], "op 'chunked' has no dtype 'float8'"),
-        (["chunked", *OPS], "no bundled scenario is named 'chunked'"),
+        (
+            ["chunked", *OPS],
+            "no bundled scenario is named 'chunked' name sizes, --sizes M=1024,N=1024, or --scenario FILE",
+        ),
+        (["add_rms_norm", "--arch=sm_90", "--dry-run"], "or --scenario llm_kernels or FILE"),
         (["chunked", *OPS, "--sizes=M=1"], "N is missing; op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
         (["chunked", *OPS, "--sizes=M=0,N=1"], "M can't be 0; op 'chunked' has the sizes M, N give each size once"),

@@ -16,12 +16,13 @@ from harness.errors import MachineError, UsageError
 from harness.model import Case, Timing
 from harness.ops import Catalogue, Context, Op
 from harness.plans import Entry, Plan
+from harness.processes.supervisor import Workers
 from harness.runner import Observer
 from harness.tune import declared
 from harness.tune.candidates import Candidate, compiled, kept, legal
 from harness.tune.compiling import Compiling
 from harness.tune.parts import InParts
-from harness.tune.search import Ranking, Until, in_runs
+from harness.tune.search import Quick, Ranking, Until, in_runs
 
 _TOLD = 25
 """Plans that are compiled between two notes."""
@@ -145,8 +146,8 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     home = _folder(wanted)
     named = {declared.name_of(wanted.variant, c.text): c.plan for each in every.values() for c in each}
     plugins = (*wanted.plugins, declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home))
-    runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins)
-    with _compiling(wanted) as compiling:
+    with _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
+        runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins, Quick(workers, wanted.device))
         search = InParts(wanted, op, home, until, compiling, runs)
         complete = search.run(every, _telling(wanted, observer))
     if complete:

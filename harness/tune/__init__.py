@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from harness.tune.candidates import Candidate
 from harness.tune.parts import in_parts
-from harness.tune.procedure import Listed, ToTune, Tuned, listed, refuse_none, tune
+from harness.tune.procedure import Listed, ToTune, Tuned, forget, listed, refuse_none, tune
 from harness.tune.search import schedule
 
-__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "in_parts", "listed", "refuse_none", "schedule", "tune"]
+__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "forget", "in_parts", "listed", "refuse_none", "schedule", "tune"]

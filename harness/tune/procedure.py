@@ -134,7 +134,8 @@ def refuse_none(wanted: ToTune, found: Iterable[Sequence[Candidate]]) -> None:
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
     """Search, and write the sizes of each part into the table when the part is done.
 
-    Raises as `listed` does, and MachineError where nothing can be measured.
+    What was measured stays until `forget`, so that the same search goes on. Raises as `listed` does, and MachineError
+    where nothing can be measured.
     """
     until = Until(observer, time.monotonic() + wanted.seconds)
     if wanted.output:
@@ -154,8 +155,12 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         refuse_none(wanted, (every | search.facts).values())
         if not search.entries:
             raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
-        shutil.rmtree(home, ignore_errors=True)
     return Tuned(search.found, tuple(search.entries), search.file, complete)
+
+
+def forget(wanted: ToTune) -> None:
+    """Remove what a search has measured: the same search begins anew."""
+    shutil.rmtree(_folder(wanted), ignore_errors=True)
 
 
 def _op(wanted: ToTune) -> Op:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+import harness.tune
 from harness import paths, plans
 from harness.cli import app, tune
-from harness.errors import UsageError
+from harness.errors import Exit, MachineError, UsageError
 from harness.ops import Catalogue
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
+from harness.tune import ToTune, Tuned
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -180,6 +185,89 @@ def test_a_variant_must_be_named_only_where_several_have_plans() -> None:
     assert caught.value.advice == "add --variant tuned or other"
 
 
+SEVERAL = """
+title: one with plans, one without
+op: {op}
+shapes: [{{M: 96, N: 16}}]
+dtypes: [float32]
+variants: [eager]
+baseline: eager
+"""
+
+
+def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp_path: Path) -> None:
+    file = tmp_path / "several.yaml"
+    file.write_text("---".join(SEVERAL.format(op=op) for op in ("softmax", "chunked")))
+    result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
+    assert result.exit_code == 0, result.output
+    # Softmax has plans on a GPU alone.
+    assert [line for line in result.stdout.splitlines() if "to time" in line] == [
+        "chunked/tuned/float32/M96-N16: 6 plans to time, 0 left out"
+    ]
+    file.write_text(SEVERAL.format(op="softmax"))
+    result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
+    assert result.exit_code == 2
+    assert "no op of these scenarios has plans to search on 'cpu'" in " ".join(result.output.split())
+
+
+@dataclass
+class Searches:
+    """Stands for the searches of ops. ends: how each ends. told: what was asked for, and what was forgotten."""
+
+    ends: dict[str, bool | Exception]
+    told: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    raised: Any = None
+
+    def tune(self, wanted: ToTune, _: object) -> Tuned:
+        self.told.append(wanted.op)
+        self.seconds.append(wanted.seconds)
+        end = self.ends[wanted.op]
+        if isinstance(end, Exception):
+            raise end
+        return Tuned({}, (), None, end)
+
+    def forget(self, wanted: ToTune) -> None:
+        self.told.append(f"forget {wanted.op}")
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
+    """Begins a search of several ops, with given ends, that raises what it must."""
+
+    def begin(error: type[BaseException] | None = None, **ends: bool | Exception) -> Searches:
+        found = Searches(ends)
+        monkeypatch.setattr(harness.tune, "tune", found.tune)
+        monkeypatch.setattr(harness.tune, "forget", found.forget)
+        with pytest.raises(error) if error else nullcontext() as caught:
+            tune._search([ToTune(op, "tuned", (), "cpu") for op in ends], 60.0)
+        found.raised = caught and caught.value
+        return found
+
+    return begin
+
+
+def test_several_searches_share_the_time_and_are_forgotten_when_all_are_done(search: Callable[..., Searches]) -> None:
+    found = search(a=True, b=True)
+    assert found.told == ["a", "b", "forget a", "forget b"]
+    assert 60 > found.seconds[0] >= found.seconds[1]
+
+
+def test_where_the_time_is_over_nothing_is_forgotten(search: Callable[..., Searches]) -> None:
+    found = search(typer.Exit, a=True, b=False, c=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.exit_code == Exit.UNDECIDED
+
+
+def test_an_op_that_fails_keeps_no_other_from_its_search(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(MachineError, a=MachineError("no plan was right", ""), b=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.message == "no plan was right"
+    assert capsys.readouterr().err == "a: no plan was right\n"
+
+
 @pytest.mark.gpu
 def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harness: Harness, tmp_path: Path) -> None:
     own = {"HARNESS_CACHE": str(tmp_path / "cache")}
@@ -197,6 +285,8 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     ("arguments", "words"),
     [
         (["chunkd", *OPS], "no op is named 'chunkd'"),
+        ([], "no op is named name one, or --scenario NAME alone for all of its ops that have plans"),
+        (["--scenario=models", "--variant=tuned"], "no op is named name one"),
         (["chunked", *OPS, "--variant=eagle"], "op 'chunked' has no variant 'eagle'"),
         (
             ["chunked", *OPS, "--variant=eager", "--sizes=M=1,N=1"],

@@ -14,7 +14,7 @@ import pytest
 from harness import paths, plans
 from harness.model import Case, Job, Measurement
 from harness.ops import Catalogue
-from harness.tune import ToTune, procedure, tune
+from harness.tune import ToTune, forget, procedure, tune
 from harness.tune import parts as parts_module
 from harness.tune.candidates import legal
 from harness.tune.compiling import Compiling
@@ -102,6 +102,7 @@ def test_each_part_has_rounds_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
         (65, 6, 3),
         (66, 6, 3),
     ]
+    forget(WANTED)
     assert not list((paths.cache() / "tune").iterdir())
 
 

@@ -157,6 +157,9 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
             typer.echo(f"{each.op}: {error.message}", err=True)
             failed = error
             continue
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command goes on", err=True)
+            raise typer.Exit(130) from None
         _tell(found)
         sizes += len(found.entries)
         if not found.complete:

@@ -214,7 +214,7 @@ def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp
 class Searches:
     """Stands for the searches of ops. ends: how each ends. told: what was asked for, and what was forgotten."""
 
-    ends: dict[str, bool | Exception]
+    ends: dict[str, bool | BaseException]
     told: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     raised: Any = None
@@ -223,7 +223,7 @@ class Searches:
         self.told.append(wanted.op)
         self.seconds.append(wanted.seconds)
         end = self.ends[wanted.op]
-        if isinstance(end, Exception):
+        if isinstance(end, BaseException):
             raise end
         return Tuned({}, (), None, end)
 
@@ -235,7 +235,7 @@ class Searches:
 def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
     """Begins a search of several ops, with given ends, that raises what it must."""
 
-    def begin(error: type[BaseException] | None = None, **ends: bool | Exception) -> Searches:
+    def begin(error: type[BaseException] | None = None, **ends: bool | BaseException) -> Searches:
         found = Searches(ends)
         monkeypatch.setattr(harness.tune, "tune", found.tune)
         monkeypatch.setattr(harness.tune, "forget", found.forget)
@@ -257,6 +257,15 @@ def test_where_the_time_is_over_nothing_is_forgotten(search: Callable[..., Searc
     found = search(typer.Exit, a=True, b=False, c=True)
     assert found.told == ["a", "b"]
     assert found.raised.exit_code == Exit.UNDECIDED
+
+
+def test_an_interrupted_search_says_that_the_same_command_goes_on(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(typer.Exit, a=True, b=KeyboardInterrupt(), c=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.exit_code == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
 
 
 def test_an_op_that_fails_keeps_no_other_from_its_search(

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -44,17 +45,17 @@ class Compiling:
         """Compile a kernel of a file for its facts, unless that has begun."""
         key = (file, built.entry, _sorted(built.macros))
         if key not in self._facts:
-            self._facts[key] = self._pool.submit(cuda.kernel_facts, file, built.entry, built.macros, self._arch)
+            self._facts[key] = self._pool.submit(cuda.kernel_facts, file, built.entry, dict(key[2]), self._arch)
 
     def facts(self, file: Path, built: Built) -> KernelFacts:
         """The facts of a kernel that was begun. Waits for it. Raises CompileError if it doesn't compile."""
         return self._facts[file, built.entry, _sorted(built.macros)].result()
 
     def keep(self, file: Path, built: Built) -> None:
-        """Compile a file's code into the cache, where a process that measures finds it."""
+        """Compile a file's code into the cache, where `cuda.load` finds it: it has the macros in this order, too."""
         key = (file, "", _sorted(built.macros))
         if key not in self._code:
-            self._code[key] = self._pool.submit(_keep, file, built.macros, self._arch)
+            self._code[key] = self._pool.submit(_keep, file, dict(key[2]), self._arch)
 
     def wait(self) -> None:
         """Wait for all code that is to be kept."""
@@ -72,4 +73,5 @@ def _sorted(macros: Mapping[str, Any]) -> tuple[tuple[str, str | int], ...]:
 
 def _give_way() -> None:
     """Let a process that measures meanwhile go first. On Linux a thread has a priority of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    with suppress(OSError):  # some containers forbid that
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness import cuda
+from harness.cuda import compile as compiler
 from harness.cuda.assumed import KNOWN
 from harness.errors import CompileError, UsageError
 from harness.model import Case, KernelFacts, Value
@@ -106,6 +108,24 @@ def test_each_kernel_is_compiled_once_and_its_code_is_kept_only_if_it_is_timed(
     assert sorted(code) == [("fine", "sm_90"), ("large", "sm_90")]
     assert [case for case, each in found.items() for _ in each] == [first] * 12 + [second] * 12
     assert steps == [(case, done, 12) for case in (first, second) for done in range(1, 13)]
+
+
+def test_a_process_that_measures_finds_the_code_and_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "two.cu"
+    file.write_text('extern "C" __global__ void two(TYPE* x) { *x = VALUE; }')
+    with Compiling("sm_90") as compiling:
+        compiling.keep(file, Built("two.cu", "two", {"VALUE": 2, "TYPE": "int"}))
+        compiling.wait()
+    compiles: list[object] = []
+    monkeypatch.setattr(compiler, "compile_verbose", lambda *arguments: compiles.append(arguments) or (b"", ""))
+    monkeypatch.setattr(cuda, "Kernel", lambda code, _: code)
+    monkeypatch.setattr(cuda, "device", lambda: SimpleNamespace(device_id=0))
+    with cuda.assuming(KNOWN["sm_90"]):
+        assert cuda.load(file, "two", {"TYPE": "int", "VALUE": 2})
+    assert compiles == []
 
 
 def test_what_has_not_begun_when_a_search_ends_is_not_compiled(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:

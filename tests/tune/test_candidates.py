@@ -120,7 +120,12 @@ def test_a_process_that_measures_finds_the_code_and_compiles_nothing(
         compiling.keep(file, Built("two.cu", "two", {"VALUE": 2, "TYPE": "int"}))
         compiling.wait()
     compiles: list[object] = []
-    monkeypatch.setattr(compiler, "compile_verbose", lambda *arguments: compiles.append(arguments) or (b"", ""))
+
+    def compile_verbose(*arguments: object) -> tuple[bytes, str]:
+        compiles.append(arguments)
+        return b"", ""
+
+    monkeypatch.setattr(compiler, "compile_verbose", compile_verbose)
     monkeypatch.setattr(cuda, "Kernel", lambda code, _: code)
     monkeypatch.setattr(cuda, "device", lambda: SimpleNamespace(device_id=0))
     with cuda.assuming(KNOWN["sm_90"]):

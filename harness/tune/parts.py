@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -78,7 +80,8 @@ class InParts:
         ready = self._begin(todo[0][0], telling) if todo else None
         for place, (_, folder) in enumerate(todo):
             assert ready is not None
-            facts = ready.result()
+            if (facts := self._in_time(ready)) is None:
+                return False
             # The next part is compiled beside the first round of this one.
             ready = self._begin(todo[place + 1][0]) if place + 1 < len(todo) else None
             self.facts |= facts
@@ -91,6 +94,14 @@ class InParts:
         self, part: Mapping[Case, Sequence[Candidate]], telling: Callable[[Case, int, int], None] | None = None
     ) -> Future[_Facts]:
         return self.compiling.beside(lambda: compiled(self.op, part, self.compiling, telling, keep=True))
+
+    def _in_time(self, ready: Future[_Facts]) -> _Facts | None:
+        """The facts of a part. Waits for them; None if the time is over before."""
+        left = self.until.deadline - time.monotonic()
+        try:
+            return ready.result(None if left == math.inf else max(0.0, left))
+        except TimeoutError:
+            return None
 
     def _search(self, facts: _Facts, folder: Path, ready: Future[_Facts] | None) -> bool:
         """Search a part, and write what was found into the table. Tells whether the time was enough."""

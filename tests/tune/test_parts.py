@@ -174,3 +174,14 @@ def test_the_next_part_is_compiled_beside_the_first_round_alone(monkeypatch: pyt
         search = InParts(WANTED, op, paths.cache() / "tune", Until(Silent()), compiling, Watching())
         assert search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
     assert told[:3] == ["part-0/round-0", "compiled", "part-0/round-1"]
+
+
+def test_when_the_time_is_over_while_kernels_are_compiled_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(parts_module, "compiled", lambda *_, **__: ended.wait())
+    op, machine = Catalogue([TUNABLE])["chunked"], Machine()
+    with Compiling("") as compiling:
+        search = InParts(WANTED, op, paths.cache() / "tune", Until(Silent(), 0.0), compiling, machine)
+        assert not search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
+        ended.set()
+    assert machine.rounds == []

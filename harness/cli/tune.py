@@ -95,8 +95,8 @@ def command(
 ) -> None:
     """Search the fastest plans of a kernel at some sizes, and keep them in a table.
 
-    Plans that spill or don't fit are dropped by what the compiler says. The others are checked as every case is, and
-    timed in rounds, each with fewer plans and more time for each.
+    Plans that spill more than the rule's, or don't fit, are dropped by what the compiler says. The others are checked
+    as every case is, and timed in rounds, each with fewer plans and more time for each.
     """
     from harness import cuda
     from harness.cuda.assumed import known

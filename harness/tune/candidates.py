@@ -86,7 +86,8 @@ def compiled(
     for case, each in found.items():
         for candidate in each:
             kernels = _kernels(op, case, candidate)
-            told[case].append(_with_facts(candidate, kernels, compiling))
+            facts = _with_facts(candidate, kernels, compiling)
+            told[case].append(_spilling(facts, of_rule=told[case][0] if told[case] else facts))
             if kernels and step:
                 step(case, len(told[case]), len(each))
             if keep and not told[case][-1].dropped:
@@ -136,10 +137,14 @@ def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], com
             shared=max(candidate.shared, facts.shared + built.shared),
             dropped=candidate.dropped or _problem(built, facts.registers, facts.shared + built.shared),
         )
-    # The rule's plan is what others are compared with, even if it spills.
-    if candidate.local and not candidate.rule and not candidate.dropped:
-        return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
     return candidate
+
+
+def _spilling(candidate: Candidate, of_rule: Candidate) -> Candidate:
+    """The candidate, dropped if it spills more than the rule's plan, which may be the best although it spills."""
+    if candidate.local <= of_rule.local or candidate.dropped:
+        return candidate
+    return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
 
 
 def _problem(built: Built, registers: int, shared: int) -> str:

@@ -88,6 +88,19 @@ def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
     assert (first.rule, first.plan, first.local, first.dropped) == (True, rule, 8, "")
 
 
+def test_a_plan_that_spills_as_much_as_the_rules_is_timed(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FACTS, "large", (64, 8, 0))
+    monkeypatch.setitem(FACTS, "fine", (64, 9, 0))
+    rule: dict[str, Value] = {"threads": 256, "way": "spills"}
+    tuning = op.variants["tuned"].tuning
+    assert tuning
+    op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))
+    with cuda.assuming(KNOWN["sm_90"]):
+        why = {each.text: each.dropped for each in candidates(op, case_of())}
+    assert why["threads256.waylarge"] == ""
+    assert why["threads256.wayfine"] == "spills: 9 bytes of local memory a thread"
+
+
 def test_each_kernel_is_compiled_once_and_its_code_is_kept_only_if_it_is_timed(
     op: Op, monkeypatch: pytest.MonkeyPatch
 ) -> None:

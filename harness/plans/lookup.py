@@ -48,12 +48,12 @@ def choose(entries: Sequence[Entry], shape: Mapping[str, int], legal: Callable[[
     found = _best(ends, legal) or (_best(ends[:1], legal) if alone else None)
     if found is None:
         return None
-    loss, plan = found[0], found[1].plan
-    return None if found[2] <= loss + _ALIKE else Neighbour(plan, ends[0].shape, distance, loss)
+    loss, best, of_rule = found
+    return None if of_rule <= loss + _ALIKE else Neighbour(best.plan, ends[0].shape, distance, loss)
 
 
 def _best(around: Sequence[Entry], legal: Callable[[Plan], bool]) -> tuple[float, TimedPlan, float] | None:
-    """Of measured sizes the plan that loses least at the worst of them, with its loss, and the loss of the rule's."""
+    """The plan that loses least at the worst of measured sizes; its loss comes before it, the rule's loss behind it."""
     timed = [(_loss(each.plan, around), each) for each in around[0].timed if legal(each.plan)] if around else []
     loss, best = min(timed, key=lambda found: found[0], default=(math.inf, None))
     if best is None or loss == math.inf:

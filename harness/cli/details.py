@@ -7,11 +7,14 @@ from pathlib import Path
 
 import typer
 
+from harness import plans
 from harness.cli.columns import Row, aligned
 from harness.errors import UsageError, nearest
 from harness.model.case import written
 from harness.ops import Catalogue, Op, Tensor
+from harness.ops.tuning import kernels_digest
 from harness.scenario import Definition, find, load, overview
+from harness.units import plural
 
 
 def op(name: str, plugins: Sequence[Path] = ()) -> None:
@@ -52,8 +55,12 @@ def _of_op(found: Op) -> Iterator[tuple[str, list[Row]]]:
     variants = found.variants.values()
     yield "variants", [(v.name, v.role, ",".join(v.devices), ",".join(v.rows), v.summary) for v in variants]
     if tuned := [variant.name for variant in variants if variant.tuning]:
-        yield "plans", [(f"of {', '.join(tuned)}: 'harness tune {found.name}' searches the fastest on a GPU",)]
-    measured = [entry.name for entry in overview(f"op: {found.name}") if entry.op == found.name]
+        searched = [(line,) for name in tuned for line in _tables(found, name)]
+        yield (
+            "plans",
+            [(f"of {', '.join(tuned)}: 'harness tune {found.name}' searches the fastest on a GPU",), *searched],
+        )
+    measured = [entry.name for entry in overview(f"op: {found.name}") if found.name in entry.ops]
     yield "scenarios", [(", ".join(measured) or "none of the bundled ones",)]
     if found.file:
         yield "file", [(str(found.file),)]
@@ -62,6 +69,16 @@ def _of_op(found: Op) -> Iterator[tuple[str, list[Row]]]:
 def _meaning(found: Op, symbol: str) -> str:
     default = found.defaults.get(symbol)
     return found.symbols[symbol] + (f" (default {default})" if default else "")
+
+
+def _tables(found: Op, variant: str) -> Iterator[str]:
+    """At how many sizes a variant's plans were searched, on which GPU, and whether today's kernels were."""
+    for whose, table in plans.every():
+        entries = [entry for entry in table.entries if (entry.op, entry.variant) == (found.name, variant)]
+        old = sum(entry.source != kernels_digest(found, variant) for entry in entries)
+        if entries:
+            unused = f", {old} of them unused: other kernels made the plans" if old else ""
+            yield f"{variant} on {table.device}: {plural(len(entries), 'size')} in {whose} table{unused}"
 
 
 def _tensor(tensor: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,13 +15,13 @@ import typer
 from harness.cli import completion, options, values
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
-from harness.errors import Exit, UsageError, nearest
+from harness.errors import Exit, HarnessError, MachineError, UsageError, nearest
 
 if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import Listed, ToTune, Tuned
+    from harness.tune import Candidate, Listed, ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -28,6 +29,7 @@ EXAMPLES = (
     "  harness tune layer_norm --dry-run\n"
     "  harness tune layer_norm --sizes M=4096,N=768 --dtype bfloat16\n"
     "  harness tune softmax --scenario models --budget 30m\n"
+    "  harness tune --scenario models --budget 1h    all of its ops that have plans\n"
     "  harness tune nchw_to_nhwc --sizes N=33,C=64,H=56,W=56,direction=to_nchw\n"
     "  harness tune mine --ops mine.py --device cpu\n"
     "  harness tune layer_norm --arch sm_100 --dry-run    for a GPU that isn't here\n"
@@ -53,8 +55,13 @@ def _budget(text: str) -> float:
 @app.command("tune", epilog=EXAMPLES, short_help="Search the fastest plans of a kernel, and keep them.")
 def command(
     op: Annotated[
-        str, typer.Argument(metavar="OP", help="The op whose plans are searched.", autocompletion=completion.ops)
-    ],
+        str | None,
+        typer.Argument(
+            metavar="OP",
+            help="The op whose plans are searched. Default: all ops of --scenario that have plans.",
+            autocompletion=completion.ops,
+        ),
+    ] = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="The variant whose plans are searched, if several have plans.")
     ] = None,
@@ -88,36 +95,80 @@ def command(
 ) -> None:
     """Search the fastest plans of a kernel at some sizes, and keep them in a table.
 
-    Plans that spill or don't fit are dropped by what the compiler says. The others are checked as every case is, and
-    timed in rounds, each with fewer plans and more time for each.
+    Plans that spill more than the rule's, or don't fit, are dropped by what the compiler says. The others are checked
+    as every case is, and timed in rounds, each with fewer plans and more time for each.
     """
     from harness import cuda
-    from harness import tune as search
-    from harness.cli.console import open_console
-    from harness.cli.progress import follow
     from harness.cuda.assumed import known
 
     if arch and not dry_run:
         raise UsageError("--arch is for --dry-run: only this GPU can be timed", "add --dry-run, or leave --arch out")
     if output and output.suffix != ".json":
         raise UsageError(f"--output {output}: a table is a .json file", "such as plans/nvidia_h200.json")
+    if not op and (variant or sizes or not scenario):
+        raise UsageError("no op is named", "name one, or --scenario NAME alone for all of its ops that have plans")
     timing = options.timing(precision, max_time)
-    wanted = _asked(
-        op, variant, "cuda" if arch else _device(device), tuple(ops or ()), scenario, sizes, values.names(dtype)
-    )
-    wanted = replace(wanted, timing=timing, seconds=budget or float("inf"), output=output)
-    assumed = cuda.assuming(known(_spelt(arch))) if arch else nullcontext()
-    with follow(open_console(err=True)) as observer, assumed:
-        found = search.listed(wanted, observer) if dry_run else search.tune(wanted, observer)
-    if isinstance(found, tuple):
-        typer.echo("\n".join(line for each in found for line in (*_lines(each), "")))
-        search.refuse_none(wanted, found)
-        typer.echo(_needed(found, timing))
-        return
-    _tell(found)
-    if not found.complete:
-        typer.echo("the time is over before the last round; the same command goes on", err=True)
-        raise typer.Exit(Exit.UNDECIDED)
+    kind, plugins, dtypes = "cuda" if arch else _device(device), tuple(ops or ()), values.names(dtype)
+    if op:
+        asked = [_asked(op, variant, kind, plugins, scenario, sizes, dtypes)]
+    else:
+        asked = _every(kind, plugins, scenario or (), dtypes)
+    wanted = [replace(each, timing=timing, output=output) for each in asked]
+    if dry_run:
+        with cuda.assuming(known(_spelt(arch))) if arch else nullcontext():
+            _list(wanted, timing)
+    else:
+        _search(wanted, budget or float("inf"))
+
+
+def _list(wanted: Sequence[ToTune], timing: Timing) -> None:
+    """Tell the plans at each case, and how long the search takes."""
+    from harness import tune
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+
+    needed = []
+    for each in wanted:
+        with follow(open_console(err=True)) as observer:
+            found = tune.listed(each, observer)
+        typer.echo("\n".join(line for one in found for line in (*_lines(one), "")))
+        if len(wanted) == 1:
+            tune.refuse_none(each, (one.candidates for one in found))
+        needed += _rounds(found, timing)
+    typer.echo(_needed(needed))
+
+
+def _search(wanted: Sequence[ToTune], seconds: float) -> None:
+    """Search op after op, and forget what was measured when all are done: until then the same command goes on."""
+    from harness import tune
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+    from harness.units import plural
+
+    deadline, sizes = time.monotonic() + seconds, 0
+    failed: HarnessError | None = None
+    for each in wanted:
+        try:
+            with follow(open_console(err=True)) as observer:
+                found = tune.tune(replace(each, seconds=deadline - time.monotonic()), observer)
+        except (MachineError, UsageError) as error:
+            if len(wanted) == 1:
+                raise
+            typer.echo(f"{each.op}: {error.message}", err=True)
+            failed = error
+            continue
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command goes on", err=True)
+            raise typer.Exit(130) from None
+        _tell(found)
+        sizes += len(found.entries)
+        if not found.complete:
+            typer.echo(f"the time is over; {plural(sizes, 'size')} in the table; the same command goes on", err=True)
+            raise typer.Exit(Exit.UNDECIDED)
+    if failed:
+        raise failed
+    for each in wanted:
+        tune.forget(each)
 
 
 def _device(device: str | None) -> str:
@@ -166,6 +217,23 @@ def _asked(
     return ToTune(name, variant, tuple(cases), device, plugins)
 
 
+def _every(device: str, plugins: tuple[Path, ...], scenarios: Sequence[str], dtypes: Sequence[str]) -> list[ToTune]:
+    """What to search of all ops of scenarios that have plans on a device."""
+    from harness import scenario
+    from harness.ops import Catalogue
+
+    catalogue = Catalogue(plugins)
+    names = dict.fromkeys(one.op for one in scenario.load(scenario.find(list(scenarios)), catalogue))
+    found = []
+    for op in map(catalogue.__getitem__, names):
+        own = [dtype for dtype in dtypes if dtype in op.dtypes]
+        if any(variant.tuning and variant.runs_on(device) for variant in op.variants.values()) and (own or not dtypes):
+            found.append(_asked(op.name, None, device, plugins, scenarios, None, own))
+    if not any(each.cases for each in found):
+        raise UsageError(f"no op of these scenarios has plans to search on '{device}'", "name others, or an op")
+    return [each for each in found if each.cases]
+
+
 def _with_plans(op: Op, wanted: str | None) -> str:
     """The variant to search: the one that is wanted, or else the only one with plans."""
     known = [name for name, variant in op.variants.items() if variant.tuning]
@@ -190,8 +258,10 @@ def _of_scenarios(op: Op, catalogue: Any, names: Sequence[str] | None) -> list[t
 
     if not names and op.name not in completion.bundled_scenarios():
         example = ",".join(f"{symbol}=1024" for symbol in op.symbols)
+        others = [entry.name for entry in scenario.overview(f"op: {op.name}") if op.name in entry.ops]
+        known = " or ".join((*others, "FILE"))
         raise UsageError(
-            f"no bundled scenario is named '{op.name}'", f"name sizes, --sizes {example}, or --scenario FILE"
+            f"no bundled scenario is named '{op.name}'", f"name sizes, --sizes {example}, or --scenario {known}"
         )
     definitions = scenario.load(scenario.find(names or [op.name]), catalogue)
     found = [
@@ -260,18 +330,16 @@ def _case(op: Op, variant: str, dtype: str, setting: Setting, device: str) -> Ca
 
 
 def _lines(each: Listed) -> list[str]:
-    """The plans of a case, the rule's first, and how many are left out for which reason."""
+    """The plans of a case, the rule's and the table's first, and how many are left out for which reason."""
     from harness.cli.columns import aligned
     from harness.units import plural
 
     good = [one for one in each.candidates if not one.dropped]
+    good.sort(key=lambda one: not (one.rule or one.plan == each.taken))
     if not each.candidates:
         return [f"{each.case.id}: no plan: {each.obstacle}"]
     rows = [("plan", "registers", "shared", "")]
-    rows += [
-        (one.text, str(one.registers or ""), str(one.shared or ""), "by the rule" if one.rule else "")
-        for one in good[:_SHOWN]
-    ]
+    rows += [(one.text, str(one.registers or ""), str(one.shared or ""), _whence(one, each)) for one in good[:_SHOWN]]
     more = [f"  and {len(good) - _SHOWN} more"] if len(good) > _SHOWN else []
     out = [one for one in each.candidates if one.dropped]
     head = f"{each.case.id}: {plural(len(good), 'plan')} to time, {len(out)} left out"
@@ -279,14 +347,27 @@ def _lines(each: Listed) -> list[str]:
     return [head, *aligned(rows), *more, *left_out]
 
 
-def _needed(found: Sequence[Listed], timing: Timing) -> str:
-    """How long the search takes, from the number of plans of each case."""
+def _whence(one: Candidate, each: Listed) -> str:
+    """Where a plan comes from that a case may take."""
+    marks = ["by the rule"] * one.rule + ["by the table"] * (one.plan == each.taken)
+    return ", ".join(marks)
+
+
+def _rounds(found: Sequence[Listed], timing: Timing) -> list[tuple[int, float]]:
+    """The rounds of an op's search: how many plans are timed, each for so many seconds at most."""
+    from harness.tune import in_parts, schedule
+
+    counts = [sum(not one.dropped for one in each.candidates) for each in found if each.candidates]
+    places = in_parts([len(each.candidates) for each in found if each.candidates])
+    return [each for part in places for each in schedule([counts[place] for place in part], timing)]
+
+
+def _needed(rounds: Sequence[tuple[int, float]]) -> str:
+    """How long a search of so many rounds takes."""
     from datetime import timedelta
 
     from harness.cli.estimate import Estimate
-    from harness.tune import schedule
 
-    rounds = schedule([sum(not one.dropped for one in each.candidates) for each in found], timing)
     count = sum(plans for plans, _ in rounds)
     about = timedelta(seconds=round(Estimate.of_search(rounds)))
     return f"{count} measurements in {len(rounds)} rounds, {about} at most; --budget ends a search sooner"
@@ -299,7 +380,7 @@ def _tell(result: Tuned) -> None:
     for case, found in result.found.items():
         for text, why in found.failed:
             typer.echo(f"{case.id}: {text}: {why}", err=True)
-        if not found.timed and not result.complete:
+        if not found.complete:
             continue
         if not found.timed:
             typer.echo(f"{case.id}: no plan was timed")
@@ -310,5 +391,5 @@ def _tell(result: Tuned) -> None:
         plan = ".".join(f"{name}{value}" for name, value in best.plan.items())
         kept = "the rule's plan stays" if best.rule else plan
         typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
-    if result.complete:
+    if result.entries:
         typer.echo(f"table: {result.file}" if result.file else "the table couldn't be kept: see HARNESS_CACHE")

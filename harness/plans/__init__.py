@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from harness.plans.lookup import Neighbour, choose
 from harness.plans.records import Entry, Plan, PlanTable, TimedPlan
-from harness.plans.tables import device_name, entries, file_name, forget, merged, read, write
+from harness.plans.tables import device_name, entries, every, file_name, forget, merged, read, write
 
 __all__ = [
     "Entry",
@@ -20,6 +20,7 @@ __all__ = [
     "choose",
     "device_name",
     "entries",
+    "every",
     "file_name",
     "forget",
     "merged",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,15 @@ def entries(kind: str) -> tuple[tuple[Entry, ...], ...]:
     if bundled.is_file():
         texts.append(bundled.read_bytes())
     return tuple(found.entries for text in texts if (found := _parsed(text)) and found.device == device)
+
+
+def every() -> Iterator[tuple[str, PlanTable]]:
+    """All tables that can be read, of any device: whose they are, 'your' or "the package's", and what they say."""
+    for whose, folder in (("your", paths.cache() / FOLDER), ("the package's", paths.data(FOLDER))):
+        for file in sorted(folder.glob("*.json")):
+            text = kept.read(f"{FOLDER}/{file.name}") if whose == "your" else file.read_bytes()
+            if text and (found := _parsed(text)):
+                yield whose, found
 
 
 def forget() -> None:
@@ -104,7 +113,9 @@ def write(table: PlanTable, file: Path | None = None) -> Path | None:
     text = store.dump(table, indent=1) + "\n"
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        draft = file.with_name(f".{file.name}")  # whatever ends this process, the file is whole
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
     else:
         name = f"{FOLDER}/{file_name(table.device)}"
         kept.write(name, text.encode())

@@ -64,12 +64,13 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A bundled scenario file in one line."""
+    """A bundled scenario file in one line. op: 'several' where its scenarios are of several `ops`."""
 
     name: str
     title: str
     op: str
     tags: tuple[str, ...]
+    ops: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,9 @@ def _overview(name: str, scenarios: Sequence[dict[str, Any]]) -> Overview:
     ops = [str(scenario.get("op", "")) for scenario in scenarios]
     tags = tuple(dict.fromkeys(tag for scenario in scenarios for tag in scenario.get("tags", ())))
     if len(scenarios) == 1:
-        return Overview(name, str(scenarios[0].get("title", "")), ops[0], tags)
-    return Overview(name, f"{len(scenarios)} scenarios: {', '.join(dict.fromkeys(ops))}", "several", tags)
+        return Overview(name, str(scenarios[0].get("title", "")), ops[0], tags, tuple(ops))
+    of = tuple(dict.fromkeys(ops))
+    return Overview(name, f"{len(scenarios)} scenarios: {', '.join(of)}", "several", tags, of)
 
 
 def read(file: Path) -> tuple[Document, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
+from pathlib import Path
 
 from harness import cuda
 from harness.errors import CompileError, UsageError, brief
 from harness.model import Case, Value
 from harness.ops import Built, Op, Tuning
+from harness.tune.compiling import Compiling
 
 _REGISTERS = 65_536  # of a multiprocessor, which a block may have at most, on every architecture from sm_80 to sm_120
 _ALLOCATED = 256  # registers that a warp gets at a time
@@ -41,14 +40,21 @@ class Candidate:
         return ".".join(f"{name}{value}" for name, value in self.plan.items())
 
 
-def candidates(
-    op: Op, variant: str, case: Case, step: Callable[[int, int], None] = lambda _done, _total: None
-) -> list[Candidate]:
-    """All legal plans at a case, the rule's first, those that the compiler rules out with the reason.
+def legal(op: Op, case: Case) -> list[Candidate]:
+    """All legal plans at a case, the rule's first; none where the rule has none.
 
-    step(done, total) is called after each compilation. Raises UsageError if the variant has no tuning, or no plan for
-    the case.
+    Raises UsageError if the variant has no tuning.
     """
+    tuning = _tuning(op, case.variant)
+    rule = tuning.rule(case)
+    if rule is None:
+        return []
+    return [Candidate(dict(rule), rule=True)] + [
+        Candidate(plan) for plan in legal_plans(tuning, case) if plan != dict(rule)
+    ]
+
+
+def _tuning(op: Op, variant: str) -> Tuning:
     tuning = op.variants[variant].tuning
     if tuning is None:
         known = [name for name, each in op.variants.items() if each.tuning]
@@ -56,19 +62,48 @@ def candidates(
             f"variant '{variant}' of op '{op.name}' has no plans to search",
             f"with plans: {', '.join(known) or 'none'}; tuning=Tuning(...) declares them",
         )
-    rule = tuning.rule(case)
-    if rule is None:
-        return []
-    legal = [Candidate(dict(rule), rule=True)]
-    legal += [Candidate(plan) for plan in legal_plans(tuning, case) if plan != dict(rule)]
+    return tuning
+
+
+def compiled(
+    op: Op,
+    found: Mapping[Case, Sequence[Candidate]],
+    compiling: Compiling,
+    step: Callable[[Case, int, int], None] | None = None,
+    *,
+    keep: bool = False,
+) -> dict[Case, list[Candidate]]:
+    """The candidates of each case; those that the compiler rules out with the reason.
+
+    keep: compile the code of the others into the cache, too. step(case, done, total) is called when another one of a
+    case's candidates is compiled.
+    """
+    for case, each in found.items():
+        for candidate in each:
+            for file, built in _kernels(op, case, candidate):
+                compiling.begin(file, built)
+    told: dict[Case, list[Candidate]] = {case: [] for case in found}
+    for case, each in found.items():
+        for candidate in each:
+            kernels = _kernels(op, case, candidate)
+            facts = _with_facts(candidate, kernels, compiling)
+            told[case].append(_spilling(facts, of_rule=told[case][0] if told[case] else facts))
+            if kernels and step:
+                step(case, len(told[case]), len(each))
+            if keep and not told[case][-1].dropped:
+                for file, built in kernels:
+                    compiling.keep(file, built)
+    compiling.wait()
+    return told
+
+
+def _kernels(op: Op, case: Case, candidate: Candidate) -> list[tuple[Path, Built]]:
+    """What a candidate compiles, each with its file; nothing on a device that runs no kernels of ours."""
+    tuning = _tuning(op, case.variant)
     if tuning.kernels is None or case.device != "cuda":
-        return legal
-    found: list[Candidate] = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, each in enumerate(pool.map(partial(_compiled, op, variant, tuning, case), legal), 1):
-            found.append(each)
-            step(done, len(legal))
-    return found
+        return []
+    file = op.variants[case.variant].file
+    return [(op.find(built.file, file), built) for built in tuning.kernels(case, candidate.plan)]
 
 
 def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
@@ -88,13 +123,11 @@ def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
             yield plan
 
 
-def _compiled(op: Op, variant: str, tuning: Tuning, case: Case, candidate: Candidate) -> Candidate:
+def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], compiling: Compiling) -> Candidate:
     """The candidate with what the compiler says of its kernels."""
-    assert tuning.kernels is not None
-    for built in tuning.kernels(case, candidate.plan):
-        file = op.find(built.file, op.variants[variant].file)
+    for file, built in kernels:
         try:
-            facts = cuda.kernel_facts(file, built.entry, built.macros, cuda.architecture())
+            facts = compiling.facts(file, built)
         except CompileError as error:
             return replace(candidate, dropped=f"doesn't compile: {brief(str(error.message))}")
         candidate = replace(
@@ -104,10 +137,14 @@ def _compiled(op: Op, variant: str, tuning: Tuning, case: Case, candidate: Candi
             shared=max(candidate.shared, facts.shared + built.shared),
             dropped=candidate.dropped or _problem(built, facts.registers, facts.shared + built.shared),
         )
-    # The rule's plan is what others are compared with, even if it spills.
-    if candidate.local and not candidate.rule and not candidate.dropped:
-        return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
     return candidate
+
+
+def _spilling(candidate: Candidate, of_rule: Candidate) -> Candidate:
+    """The candidate, dropped if it spills more than the rule's plan, which may be the best although it spills."""
+    if candidate.local <= of_rule.local or candidate.dropped:
+        return candidate
+    return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
 
 
 def _problem(built: Built, registers: int, shared: int) -> str:

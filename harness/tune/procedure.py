@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from harness import devices, paths, plans, source, store
+from harness import cuda, paths, plans, source, store
+from harness.cuda import assumed
 from harness.errors import MachineError, UsageError
-from harness.model import Case, Machine, Timing
-from harness.ops import Catalogue, Op
-from harness.ops.tuning import kernels_digest
-from harness.plans import Entry
+from harness.model import Case, Timing
+from harness.ops import Catalogue, Context, Op
+from harness.plans import Entry, Plan
+from harness.processes.supervisor import Workers
 from harness.runner import Observer
 from harness.tune import declared
-from harness.tune.candidates import Candidate, candidates, kept
-from harness.tune.search import Ranking, Search, Until, in_runs
+from harness.tune.candidates import Candidate, compiled, kept, legal
+from harness.tune.compiling import Compiling
+from harness.tune.parts import InParts
+from harness.tune.search import Quick, Ranking, Until, in_runs
 
 _TOLD = 25
 """Plans that are compiled between two notes."""
@@ -44,22 +47,25 @@ class ToTune:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The candidates at a case. obstacle: why there are none; '' if there are some."""
+    """The candidates at a case. obstacle: why there are none; '' if there are some.
+
+    taken: the plan that this device's table has for the case; None where the rule's is taken.
+    """
 
     case: Case
     candidates: tuple[Candidate, ...]
     obstacle: str = ""
+    taken: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a search found. entries: what was written to `file`, None where it couldn't be kept.
+    """What a search found. entries: of the sizes that are done, as they are in `file`, None where it couldn't be kept.
 
-    found: by case; a case that isn't in it has no plan, or no candidate was right. complete: whether the time was
-    enough for all rounds; if not, the same command goes on.
+    found: by case; a case that isn't in it has no plan, or the time was over before it. complete: whether the time was
+    enough for all sizes; if not, the same command goes on.
     """
 
-    listed: tuple[Listed, ...]
     found: dict[Case, Ranking]
     entries: tuple[Entry, ...]
     file: Path | None
@@ -72,16 +78,42 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
     Raises UsageError if the op or the variant isn't known, or has no plans.
     """
     op = _op(wanted)
-    found = []
-    for number, case in enumerate(wanted.cases, 1):
+    with _compiling(wanted) as compiling:
+        found = compiled(op, _legal(op, wanted), compiling, _telling(wanted, observer))
+    return tuple(_listed(op, case, found[case]) for case in wanted.cases)
 
-        def step(done: int, total: int, case: Case = case, number: int = number) -> None:
-            if done % _TOLD == 1:
-                observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)}), plan {done} of {total}")
 
-        plans_of = tuple(candidates(op, wanted.variant, case, step))
-        found.append(Listed(case, plans_of, "" if plans_of else _obstacle(op, wanted.variant, case)))
-    return tuple(found)
+def _listed(op: Op, case: Case, found: Sequence[Candidate]) -> Listed:
+    return Listed(case, tuple(found), "" if found else _obstacle(op, case.variant, case), _taken(op, case))
+
+
+def _taken(op: Op, case: Case) -> Plan | None:
+    """The plan of this device's table for a case; None where the rule's is taken, or where another GPU is assumed."""
+    if assumed.current():
+        return None
+    asking: Any = Context
+    ctx: Context = asking(case, None, None, None, op)  # a plan needs neither tensors nor random numbers
+    plan = ctx.plan()
+    return plan if "neighbour" in ctx.facts else None
+
+
+def _legal(op: Op, wanted: ToTune) -> dict[Case, list[Candidate]]:
+    return {case: legal(op, case) for case in wanted.cases}
+
+
+def _compiling(wanted: ToTune) -> Compiling:
+    return Compiling(cuda.architecture() if wanted.device == "cuda" else "")
+
+
+def _telling(wanted: ToTune, observer: Observer) -> Callable[[Case, int, int], None]:
+    """Says which plan is compiled, at each _TOLD-th one of a case."""
+
+    def step(case: Case, done: int, total: int) -> None:
+        if done % _TOLD == 1:
+            number = wanted.cases.index(case) + 1
+            observer.note(f"compiling {case.id} ({number} of {len(wanted.cases)}), plan {done} of {total}")
+
+    return step
 
 
 def _obstacle(op: Op, variant: str, case: Case) -> str:
@@ -90,9 +122,9 @@ def _obstacle(op: Op, variant: str, case: Case) -> str:
     return (unsupported and unsupported(case)) or "its rule gives none at this size, which has no parameters to choose"
 
 
-def refuse_none(wanted: ToTune, found: Sequence[Listed]) -> None:
-    """Raise UsageError if there is nothing to time."""
-    if not any(kept(each.candidates) for each in found):
+def refuse_none(wanted: ToTune, found: Iterable[Sequence[Candidate]]) -> None:
+    """Raise UsageError if there is nothing to time, of the candidates of each case."""
+    if not any(map(kept, found)):
         raise UsageError(
             f"{wanted.op}/{wanted.variant} has no plan that can be timed at these sizes",
             "name other sizes; --dry-run shows why each plan is left out",
@@ -100,39 +132,35 @@ def refuse_none(wanted: ToTune, found: Sequence[Listed]) -> None:
 
 
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
-    """Search, and write the table. Raises as `listed` does, and MachineError where nothing can be measured."""
-    deadline = time.monotonic() + wanted.seconds
-    device = plans.device_name(wanted.device)
+    """Search, and write the sizes of each part into the table when the part is done.
+
+    What was measured stays until `forget`, so that the same search goes on. Raises as `listed` does, and MachineError
+    where nothing can be measured.
+    """
+    until = Until(observer, time.monotonic() + wanted.seconds)
     if wanted.output:
-        plans.read(wanted.output, device)  # it raises before anything is timed where the table can't be written there
-    every = listed(wanted, observer)
-    chosen = {each.case: kept(each.candidates) for each in every}
-    refuse_none(wanted, every)
-    home = _folder(wanted)
-    named = {declared.name_of(wanted.variant, c.text): c.plan for each in chosen.values() for c in each}
-    file = declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home)
-    plugins = (*wanted.plugins, file)
-    search = Search(
-        in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins),
-        wanted.timing,
-        home,
-        Until(observer, deadline),
-        lambda candidate: declared.name_of(wanted.variant, candidate.text),
-    )
-    found = search.run(chosen)
-    complete = all(each.complete for each in found.values())
-    if not complete:
-        return Tuned(every, found, (), None, complete=False)
+        # It raises before anything is timed where the table can't be written there.
+        plans.read(wanted.output, plans.device_name(wanted.device))
     op = _op(wanted)
-    made = tuple(
-        _entry(op, wanted, one, found[one.case]) for one in every if one.case in found and found[one.case].timed
-    )
-    if not made:
-        raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
-    there = plans.read(wanted.output, device) if wanted.output else _own(device)
-    file_written = plans.write(plans.merged(there, made), wanted.output)
-    shutil.rmtree(home, ignore_errors=True)
-    return Tuned(every, found, made, file_written, complete=True)
+    every = _legal(op, wanted)
+    refuse_none(wanted, every.values())
+    home = _folder(wanted)
+    named = {declared.name_of(wanted.variant, c.text): c.plan for each in every.values() for c in each}
+    plugins = (*wanted.plugins, declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home))
+    with _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
+        runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins, Quick(workers, wanted.device))
+        search = InParts(wanted, op, home, until, compiling, runs)
+        complete = search.run(every, _telling(wanted, observer))
+    if complete:
+        refuse_none(wanted, (every | search.facts).values())
+        if not search.entries:
+            raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
+    return Tuned(search.found, tuple(search.entries), search.file, complete)
+
+
+def forget(wanted: ToTune) -> None:
+    """Remove what a search has measured: the same search begins anew."""
+    shutil.rmtree(_folder(wanted), ignore_errors=True)
 
 
 def _op(wanted: ToTune) -> Op:
@@ -140,16 +168,6 @@ def _op(wanted: ToTune) -> Op:
     for case in wanted.cases:
         op.refuse(replace(case, variant=wanted.variant))
     return op
-
-
-def _own(device: str) -> plans.PlanTable:
-    """The table in the user's cache folder; an empty one where it can't be read."""
-    from harness import kept as cache
-
-    try:
-        return store.parse(plans.PlanTable, cache.read(f"plans/{plans.file_name(device)}") or b"")
-    except ValueError:
-        return plans.PlanTable(device)
 
 
 def _folder(wanted: ToTune) -> Path:
@@ -164,27 +182,3 @@ def _folder(wanted: ToTune) -> Path:
         source.digest(wanted.plugins),
     )
     return paths.cache() / "tune" / f"{wanted.op}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
-
-
-def _entry(op: Op, wanted: ToTune, each: Listed, found: Ranking) -> Entry:
-    case, machine = each.case, _machine(wanted.device)
-    commit, changed = source.revision()
-    return Entry(
-        op=wanted.op,
-        variant=wanted.variant,
-        dtype=case.dtype,
-        shape=case.symbols,
-        choices=dict(case.choices),
-        timed=found.timed,
-        source=kernels_digest(op, wanted.variant),
-        commit=f"{commit}+" if changed else commit,
-        driver=machine.driver,
-        torch=dict(machine.versions).get("torch", ""),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        tried=found.tried,
-        dropped=sum(bool(candidate.dropped) for candidate in each.candidates) + len(found.failed),
-    )
-
-
-def _machine(kind: str) -> Machine:
-    return devices.kinds()[kind].machine()

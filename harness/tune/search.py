@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from harness import limits, runner, stats
 from harness.devices import kinds
@@ -66,21 +66,52 @@ class Until:
         return getattr(self.observer, name)
 
 
-class _Quick(Workers):
-    """Processes that don't measure the machine for each round: a kept limit is believed, or there is none."""
+class Quick:
+    """Processes for all rounds of a search, as `runner.Measurers`. What a search doesn't need takes no time.
 
-    def limits(self, needs: Needs, report: Any, fresh: bool = False) -> Limits:  # noqa: ARG002 - as Workers has it
+    The machine isn't measured for each round: a kept limit is believed, or there is none. The process that loads torch
+    while a round ends is the next round's.
+    """
+
+    def __init__(self, workers: Workers, device: str) -> None:
+        self._workers, self._device = workers, device
+        self._fresh = True
+
+    def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
+        """The job's measurement."""
+        self._fresh = False
+        return self._workers.measure(job, process, timed=timed)
+
+    def restart(self) -> None:
+        """Let the next question go to a new process, unless it does already, since nothing was asked."""
+        if not self._fresh:
+            self._workers.restart()
+            self._fresh = True
+
+    def begin_next(self, *, compiler: bool = False) -> None:
+        """Start the next process while the current one measures."""
+        self._workers.begin_next(compiler=compiler)
+
+    def limits(self, needs: Needs, note: Any, fresh: bool = False) -> Limits:  # noqa: ARG002 - as workers have it
+        """The limits that are kept, or none."""
         return limits.recall(kinds()[self._device].machine()) or Limits()
 
-    def limits_again(self, start: Limits, report: Any) -> Limits:  # noqa: ARG002 - as above
+    def limits_again(self, start: Limits, note: Any) -> Limits:  # noqa: ARG002 - as workers have it
+        """The limits of the start."""
         return start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the processes to the next round: who made them ends them."""
 
 
 Measure = Callable[[Sequence[Job], Path, Observer], Sequence[Measurement]]
 """Measures jobs into a folder, what the folder has already left out."""
 
 
-def in_runs(op: Op, device: str, plugins: Sequence[Path]) -> Measure:
+def in_runs(op: Op, device: str, plugins: Sequence[Path], workers: Quick) -> Measure:
     """Measure as `harness run` does, each time into a folder of its own, which is gone on with if it is there."""
 
     def measure(jobs: Sequence[Job], folder: Path, observer: Observer) -> Sequence[Measurement]:
@@ -94,7 +125,7 @@ def in_runs(op: Op, device: str, plugins: Sequence[Path]) -> Measure:
                 command=("harness", "tune"),
                 resume=resume,
                 observer=observer,
-                workers=_Quick(device, plugins),
+                workers=workers,
             ).measurements
 
         if not folder.exists():

@@ -138,7 +138,7 @@ def test_one_op_in_detail() -> None:
     for title in ("sizes", "inputs", "outputs", "dtypes", "variants", "scenarios", "file"):
         assert title in lines
     assert any(line.split()[:3] == ["eager", "baseline", "any"] for line in lines)
-    assert "  softmax, softmax_few_rows" in lines
+    assert "  ci, models, rows_in_halves, softmax, softmax_few_rows" in lines
     assert (
         "  of fused: 'harness tune int8_linear' searches the fastest on a GPU"
         in listed("op", "int8_linear").splitlines()

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+import harness.tune
+from harness import paths, plans
 from harness.cli import app, tune
-from harness.errors import UsageError
+from harness.errors import Exit, MachineError, UsageError
 from harness.ops import Catalogue
+from harness.ops.tuning import kernels_digest
+from harness.plans import Entry, PlanTable, TimedPlan
+from harness.tune import ToTune, Tuned
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -100,6 +109,43 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
 
 
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This processor's table has a plan for 64 rows, and one for 4096 rows that other kernels made."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(paths, "data", lambda name: tmp_path / name)
+    plans.forget()
+    source = kernels_digest(Catalogue((PLUGINS / "tunable.py",))["chunked"], "tuned")
+    timed = [
+        TimedPlan({"rows": rows, "way": "neg"}, time, time, time, rule=rows == 1)
+        for rows, time in ((64, 1.0), (1, 2.0))
+    ]
+    entry = Entry("chunked", "tuned", "float32", {"M": 64, "N": 16}, {}, tuple(timed), source, "", "", "", "", 6, 3)
+    old = replace(entry, shape={"M": 4096, "N": 16}, source="another")
+    plans.write(PlanTable(plans.device_name("cpu"), (entry, old)))
+    yield
+    plans.forget()
+
+
+@pytest.mark.usefixtures("table")
+def test_a_dry_run_says_which_plan_is_the_tables() -> None:
+    sizes = [f"--sizes=M={rows},N=16" for rows in (64, 100, 4096)]
+    result = invoke("tune", "chunked", *OPS, "--device=cpu", *sizes, "--dry-run")
+    assert result.exit_code == 0, result.output
+    marked = [line.split() for line in result.stdout.splitlines() if " by the " in line]
+    rule, other = ["rows1.wayneg", "by", "the", "rule"], ["rows64.wayneg", "by", "the", "table"]
+    assert marked == [rule, other, rule, other, rule]
+
+
+@pytest.mark.usefixtures("table")
+def test_an_op_is_listed_with_its_tables() -> None:
+    result = invoke("list", "op", "chunked", *OPS)
+    assert result.exit_code == 0, result.output
+    device = plans.device_name("cpu")
+    line = f"tuned on {device}: 2 sizes in your table, 1 of them unused: other kernels made the plans"
+    assert line in " ".join(result.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("op", "sizes", "case"),
     [
@@ -139,6 +185,98 @@ def test_a_variant_must_be_named_only_where_several_have_plans() -> None:
     assert caught.value.advice == "add --variant tuned or other"
 
 
+SEVERAL = """
+title: one with plans, one without
+op: {op}
+shapes: [{{M: 96, N: 16}}]
+dtypes: [float32]
+variants: [eager]
+baseline: eager
+"""
+
+
+def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp_path: Path) -> None:
+    file = tmp_path / "several.yaml"
+    file.write_text("---".join(SEVERAL.format(op=op) for op in ("softmax", "chunked")))
+    result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
+    assert result.exit_code == 0, result.output
+    # Softmax has plans on a GPU alone.
+    assert [line for line in result.stdout.splitlines() if "to time" in line] == [
+        "chunked/tuned/float32/M96-N16: 6 plans to time, 0 left out"
+    ]
+    file.write_text(SEVERAL.format(op="softmax"))
+    result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
+    assert result.exit_code == 2
+    assert "no op of these scenarios has plans to search on 'cpu'" in " ".join(result.output.split())
+
+
+@dataclass
+class Searches:
+    """Stands for the searches of ops. ends: how each ends. told: what was asked for, and what was forgotten."""
+
+    ends: dict[str, bool | BaseException]
+    told: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    raised: Any = None
+
+    def tune(self, wanted: ToTune, _: object) -> Tuned:
+        self.told.append(wanted.op)
+        self.seconds.append(wanted.seconds)
+        end = self.ends[wanted.op]
+        if isinstance(end, BaseException):
+            raise end
+        return Tuned({}, (), None, end)
+
+    def forget(self, wanted: ToTune) -> None:
+        self.told.append(f"forget {wanted.op}")
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
+    """Begins a search of several ops, with given ends, that raises what it must."""
+
+    def begin(error: type[BaseException] | None = None, **ends: bool | BaseException) -> Searches:
+        found = Searches(ends)
+        monkeypatch.setattr(harness.tune, "tune", found.tune)
+        monkeypatch.setattr(harness.tune, "forget", found.forget)
+        with pytest.raises(error) if error else nullcontext() as caught:
+            tune._search([ToTune(op, "tuned", (), "cpu") for op in ends], 60.0)
+        found.raised = caught and caught.value
+        return found
+
+    return begin
+
+
+def test_several_searches_share_the_time_and_are_forgotten_when_all_are_done(search: Callable[..., Searches]) -> None:
+    found = search(a=True, b=True)
+    assert found.told == ["a", "b", "forget a", "forget b"]
+    assert 60 > found.seconds[0] >= found.seconds[1]
+
+
+def test_where_the_time_is_over_nothing_is_forgotten(search: Callable[..., Searches]) -> None:
+    found = search(typer.Exit, a=True, b=False, c=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.exit_code == Exit.UNDECIDED
+
+
+def test_an_interrupted_search_says_that_the_same_command_goes_on(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(typer.Exit, a=True, b=KeyboardInterrupt(), c=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.exit_code == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+
+
+def test_an_op_that_fails_keeps_no_other_from_its_search(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(MachineError, a=MachineError("no plan was right", ""), b=True)
+    assert found.told == ["a", "b"]
+    assert found.raised.message == "no plan was right"
+    assert capsys.readouterr().err == "a: no plan was right\n"
+
+
 @pytest.mark.gpu
 def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harness: Harness, tmp_path: Path) -> None:
     own = {"HARNESS_CACHE": str(tmp_path / "cache")}
@@ -156,6 +294,8 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     ("arguments", "words"),
     [
         (["chunkd", *OPS], "no op is named 'chunkd'"),
+        ([], "no op is named name one, or --scenario NAME alone for all of its ops that have plans"),
+        (["--scenario=models", "--variant=tuned"], "no op is named name one"),
         (["chunked", *OPS, "--variant=eagle"], "op 'chunked' has no variant 'eagle'"),
         (
             ["chunked", *OPS, "--variant=eager", "--sizes=M=1,N=1"],
@@ -163,7 +303,11 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
         ),
         (["copy"], "no variant of op 'copy' has plans to search 'harness list ops' says which ops have plans"),
         (["chunked", *OPS, "--dtype=float8"], "op 'chunked' has no dtype 'float8'"),
-        (["chunked", *OPS], "no bundled scenario is named 'chunked'"),
+        (
+            ["chunked", *OPS],
+            "no bundled scenario is named 'chunked' name sizes, --sizes M=1024,N=1024, or --scenario FILE",
+        ),
+        (["add_rms_norm", "--arch=sm_90", "--dry-run"], "or --scenario llm_kernels or FILE"),
         (["chunked", *OPS, "--sizes=M=1"], "N is missing; op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
         (["chunked", *OPS, "--sizes=M=0,N=1"], "M can't be 0; op 'chunked' has the sizes M, N give each size once"),

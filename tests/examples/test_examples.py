@@ -169,6 +169,24 @@ def test_the_kernel_compiles() -> None:
     assert "0 bytes spill stores" in log
 
 
+def test_plans_of_one_s_own_kernel_are_listed_with_what_the_compiler_says() -> None:
+    asked = ["tune", "row_sum", f"--ops={EXAMPLES / 'tuned_op.py'}", "--sizes=M=64,N=64", "--arch=sm_90", "--dry-run"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "row_sum/tuned/float32/M64-N64: 6 plans to time, 0 left out"
+    names = ["threads256.each1", *(f"threads32.each{each}" for each in (1, 2, 4, 8)), "threads64.each1"]
+    assert [line.split()[0] for line in lines[2:8]] == names
+    assert [int(line.split()[2]) for line in lines[2:8]] == [
+        32,
+        4,
+        4,
+        4,
+        4,
+        8,
+    ]  # a float a warp
+
+
 def test_what_triton_can_t_run_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     obstacle = example("triton_softmax").obstacle
     cases = [Case("softmax", "triton", "float32", (("M", 2), ("N", n))) for n in (2**16, 2**16 + 1)]
@@ -189,6 +207,14 @@ def test_the_kernel_in_triton_is_right(dtype: str, length: int) -> None:
 @pytest.mark.gpu
 def test_the_kernel_in_cuda_is_right() -> None:
     is_right(EXAMPLES / "own_op.py", Case("silu_gate", "kernel", "float32", (("M", 33), ("N", 257))))
+
+
+@pytest.mark.gpu
+def test_plans_of_one_s_own_kernel_are_searched(tmp_path: Path) -> None:
+    few = ["--sizes=M=4096,N=1024", "--max-time=0.05", f"--output={tmp_path / 'table.json'}"]
+    found = CliRunner().invoke(app, ["tune", "row_sum", f"--ops={EXAMPLES / 'tuned_op.py'}", *few])
+    assert found.exit_code == 0, found.output
+    assert "row_sum/tuned/float32/M4096-N1024: " in found.output
 
 
 def is_right(plugin: Path, case: Case) -> None:

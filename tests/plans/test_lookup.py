@@ -52,6 +52,37 @@ def test_between_two_sizes_the_plan_is_taken_that_loses_least_at_the_worse_of_th
     assert taken([low, entry(900, timed(C, 1.0), timed(A, 9.0), timed(B, 9.0, rule=True))], 1300) == A
 
 
+def test_between_two_sizes_that_are_far_only_a_plan_that_was_timed_at_both_is_taken() -> None:
+    low = entry(1024, timed(A, 1.0), timed(C, 1.05), timed(B, 3.0, rule=True))
+    high = entry(4096 * 4, timed(C, 1.0), timed(B, 2.0, rule=True))
+    found = choose([low, high], {"M": 64, "N": 4096}, anything)
+    assert found
+    assert (found.plan, found.distance) == (C, 2.0)
+    assert found.loss == pytest.approx(0.05)
+    assert taken([low], 4096) is None
+    assert taken([low, high], 4096, lambda plan: plan != C) is None
+    assert taken([low, high], 4095) == C
+    assert taken([low, high], 4097) == C
+    assert taken([low, entry(4096 * 4 + 1, timed(C, 1.0), timed(B, 2.0, rule=True))], 4096) is None
+    # 2048 columns are near enough to 1024 for its plans to decide alone.
+    assert taken([low, high], 2048) == A
+
+
+def test_a_size_that_is_nearer_but_on_no_side_hides_no_two_sizes_around() -> None:
+    few, many = (entry(1024, timed(A, 1.0), timed(B, 3.0, rule=True), rows=rows) for rows in (16, 256))
+    aside = entry(2100, timed(C, 1.0), timed(B, 3.0, rule=True), rows=64)
+    found = choose([few, aside, many], {"M": 64, "N": 1024}, anything)
+    assert found
+    assert (found.plan, found.shape["M"]) == (A, 16)
+
+
+def test_between_means_for_each_size() -> None:
+    """Rows between the rows of both aren't enough where columns are beyond the columns of both."""
+    few, many = (entry(1024, timed(A, 1.0), timed(B, 3.0, rule=True), rows=rows) for rows in (16, 256))
+    near = [choose([few, many], {"M": 64, "N": columns}, anything) for columns in (1024, 1025, 1023)]
+    assert [found and found.plan for found in near] == [A, None, None]
+
+
 def test_a_plan_that_is_not_legal_here_is_not_taken() -> None:
     here = entry(1024, timed(A, 1.0), timed(C, 1.5), timed(B, 2.0, rule=True))
     assert taken([here], 1000, lambda plan: plan != A) == C

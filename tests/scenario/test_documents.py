@@ -133,7 +133,7 @@ def test_a_link_to_nothing_is_told_with_its_target(tmp_path: Path, monkeypatch: 
 def test_overview_names_the_bundled_scenarios() -> None:
     found = {scenario.name: scenario for scenario in overview()}
     assert {"copy", "prelu", "quick"} <= found.keys()
-    assert found["quick"] == Overview("quick", "Two small PReLU layers", "prelu", ("quick", "ci"))
+    assert found["quick"] == Overview("quick", "Two small PReLU layers", "prelu", ("quick", "ci"), ("prelu",))
 
 
 @pytest.mark.slow  # test_layers.py has it of `harness list`

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness import cuda
+from harness.cuda import compile as compiler
 from harness.cuda.assumed import KNOWN
 from harness.errors import CompileError, UsageError
 from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
-from harness.tune import candidates
-from harness.tune.candidates import Candidate, _problem, kept, legal_plans
+from harness.tune import compiling as compiling_module
+from harness.tune.candidates import Candidate, _problem, compiled, kept, legal, legal_plans
+from harness.tune.compiling import Compiling
 from tests.one_test import one_test
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
@@ -52,11 +56,14 @@ def case_of(device: str = "cuda", rows: int = 64) -> Case:
     return Case("chunked", "tuned", "float32", (("M", rows), ("N", 8)), device=device)
 
 
+def candidates(op: Op, case: Case) -> list[Candidate]:
+    with Compiling(cuda.architecture() if case.device == "cuda" else "") as compiling:
+        return compiled(op, {case: legal(op, case)}, compiling)[case]
+
+
 def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
-    steps: list[tuple[int, int]] = []
     with cuda.assuming(KNOWN["sm_80"]):
-        found = candidates(op, "tuned", case_of(), lambda done, total: steps.append((done, total)))
-    assert steps == [(done, 12) for done in range(1, 13)]
+        found = candidates(op, case_of())
     assert found[0].rule
     assert [each.rule for each in found].count(True) == 1
     why = {each.text: each.dropped for each in found}
@@ -77,30 +84,117 @@ def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
     assert tuning
     op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))
     with cuda.assuming(KNOWN["sm_80"]):
-        first = candidates(op, "tuned", case_of())[0]
+        first = candidates(op, case_of())[0]
     assert (first.rule, first.plan, first.local, first.dropped) == (True, rule, 8, "")
+
+
+def test_a_plan_that_spills_as_much_as_the_rules_is_timed(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FACTS, "large", (64, 8, 0))
+    monkeypatch.setitem(FACTS, "fine", (64, 9, 0))
+    rule: dict[str, Value] = {"threads": 256, "way": "spills"}
+    tuning = op.variants["tuned"].tuning
+    assert tuning
+    op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, rule=lambda _: rule))
+    with cuda.assuming(KNOWN["sm_90"]):
+        why = {each.text: each.dropped for each in candidates(op, case_of())}
+    assert why["threads256.waylarge"] == ""
+    assert why["threads256.wayfine"] == "spills: 9 bytes of local memory a thread"
+
+
+def test_each_kernel_is_compiled_once_and_its_code_is_kept_only_if_it_is_timed(
+    op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts, code, steps = [], [], []
+    of = cuda.kernel_facts
+
+    def kernel_facts(file: Path, entry: str, macros: Mapping[str, str | int], arch: str) -> KernelFacts:
+        facts.append(macros["WAY"])
+        return of(file, entry, macros, arch)
+
+    monkeypatch.setattr(cuda, "kernel_facts", kernel_facts)
+    monkeypatch.setattr(compiling_module, "cubin", lambda _file, macros, arch: code.append((macros["WAY"], arch)))
+    first, second = case_of(), case_of(rows=128)
+    with cuda.assuming(KNOWN["sm_90"]), Compiling("sm_90") as compiling:
+        every = {case: legal(op, case) for case in (first, second)}
+        found = compiled(op, every, compiling, lambda case, *done: steps.append((case, *done)), keep=True)
+    assert sorted(facts) == sorted(FACTS | {"broken": ()})
+    assert sorted(code) == [("fine", "sm_90"), ("large", "sm_90")]
+    assert [case for case, each in found.items() for _ in each] == [first] * 12 + [second] * 12
+    assert steps == [(case, done, 12) for case in (first, second) for done in range(1, 13)]
+
+
+def test_a_process_that_measures_finds_the_code_and_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "two.cu"
+    file.write_text('extern "C" __global__ void two(TYPE* x) { *x = VALUE; }')
+    with Compiling("sm_90") as compiling:
+        compiling.keep(file, Built("two.cu", "two", {"VALUE": 2, "TYPE": "int"}))
+        compiling.wait()
+    compiles: list[object] = []
+
+    def compile_verbose(*arguments: object) -> tuple[bytes, str]:
+        compiles.append(arguments)
+        return b"", ""
+
+    monkeypatch.setattr(compiler, "compile_verbose", compile_verbose)
+    monkeypatch.setattr(cuda, "Kernel", lambda code, _: code)
+    monkeypatch.setattr(cuda, "device", lambda: SimpleNamespace(device_id=0))
+    with cuda.assuming(KNOWN["sm_90"]):
+        assert cuda.load(file, "two", {"TYPE": "int", "VALUE": 2})
+    assert compiles == []
+
+
+def test_what_has_not_begun_when_a_search_ends_is_not_compiled(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    begun, goes_on = threading.Event(), threading.Event()
+    compiled_macros = []
+
+    def kernel_facts(_file: Path, _entry: str, macros: Mapping[str, str | int], _arch: str) -> KernelFacts:
+        compiled_macros.append(macros["WAY"])
+        begun.set()
+        goes_on.wait()
+        return KernelFacts("mine", *FACTS["fine"])
+
+    monkeypatch.setattr(cuda, "kernel_facts", kernel_facts)
+    with cuda.assuming(KNOWN["sm_90"]):
+        compiling = Compiling("sm_90")
+        end = compiling._pool.shutdown
+
+        def shutdown(cancel_futures: bool = False) -> None:
+            end(wait=False, cancel_futures=cancel_futures)
+            goes_on.set()
+            end()
+
+        monkeypatch.setattr(compiling._pool, "shutdown", shutdown)
+        waiting = compiling.beside(lambda: compiled(op, {case_of(): legal(op, case_of())}, compiling))
+        begun.wait()
+        compiling.__exit__()
+    assert waiting.done()
+    assert compiled_macros == ["fine"]
 
 
 def test_newer_architectures_allow_more(op: Op) -> None:
     with cuda.assuming(KNOWN["sm_90"]):
-        why = {each.text: each.dropped for each in candidates(op, "tuned", case_of())}
+        why = {each.text: each.dropped for each in candidates(op, case_of())}
     assert why["threads256.waylarge"] == ""
     assert why["threads2048.waylarge"] == ""
 
 
 def test_on_another_device_nothing_is_compiled(op: Op) -> None:
-    assert all(not each.dropped for each in candidates(op, "tuned", case_of("cpu")))
+    assert all(not each.dropped for each in candidates(op, case_of("cpu")))
 
 
 def test_plans_that_are_not_legal_are_not_listed() -> None:
     op = Catalogue([PLUGIN])["chunked"]
-    found = [each.text for each in candidates(op, "tuned", case_of("cpu", rows=8))]
+    found = [each.text for each in candidates(op, case_of("cpu", rows=8))]
     assert found == ["rows1.wayneg", "rows1.waywrong", "rows8.wayneg", "rows8.waywrong"]
 
 
 def test_a_variant_without_plans_is_refused_with_those_that_have() -> None:
     with pytest.raises(UsageError) as caught:
-        candidates(Catalogue([PLUGIN])["chunked"], "eager", case_of("cpu"))
+        legal(Catalogue([PLUGIN])["chunked"], replace(case_of("cpu"), variant="eager"))
     assert "variant 'eager' of op 'chunked' has no plans to search" in caught.value.message
     assert "with plans: tuned" in caught.value.advice
 
@@ -112,7 +206,7 @@ def test_too_many_combinations_are_refused() -> None:
     op.variants["tuned"] = replace(before, tuning=many)
     try:
         with pytest.raises(UsageError, match="1,000,000 combinations"):
-            candidates(op, "tuned", case_of("cpu"))
+            candidates(op, case_of("cpu"))
     finally:
         op.variants["tuned"] = before
 
@@ -136,7 +230,7 @@ def test_a_case_for_which_the_rule_has_no_plan_has_none() -> None:
     before = op.variants["tuned"]
     op.variants["tuned"] = replace(before, tuning=Tuning(parameters=lambda _: {"a": (1, 2)}, rule=lambda _: None))
     try:
-        assert candidates(op, "tuned", case_of("cpu")) == []
+        assert candidates(op, case_of("cpu")) == []
     finally:
         op.variants["tuned"] = before
 

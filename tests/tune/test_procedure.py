@@ -18,13 +18,13 @@ WANTED = ToTune("chunked", "tuned", (CASE,), "cpu", (TUNABLE,))
 
 
 def test_every_25_compiled_plans_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(_op: object, _variant: str, _case: Case, step: Callable[[int, int], None]) -> list[Any]:
+    def compiled(_op: object, found: Any, _: object, step: Callable[[Case, int, int], None]) -> Any:
         for done in range(1, 61):
-            step(done, 60)
-        return []
+            step(CASE, done, 60)
+        return found
 
     told: list[str] = []
-    monkeypatch.setattr(procedure, "candidates", compiled)
+    monkeypatch.setattr(procedure, "compiled", compiled)
     listed(WANTED, SimpleNamespace(note=told.append))
     assert told == [f"compiling {CASE.id} (1 of 1), plan {number} of 60" for number in (1, 26, 51)]
 

@@ -15,7 +15,7 @@ from harness.errors import UsageError
 from harness.model import Case, Job, Limits, Measurement, Timing
 from harness.tune import search as search_module
 from harness.tune.candidates import Candidate
-from harness.tune.search import Ranking, Search, SpentError, Until, _of, schedule
+from harness.tune.search import Quick, Ranking, Search, SpentError, Until, _of, schedule
 from tests.one_test import one_test
 
 CASES = [Case("op", "tuned", "float32", (("N", size),), device="cpu") for size in (8, 16)]
@@ -239,9 +239,8 @@ def test_a_round_goes_on_with_its_folder_unless_other_code_made_it(
         return SimpleNamespace(measurements=["measured"])
 
     monkeypatch.setattr("harness.tune.search.runner.run", run)
-    monkeypatch.setattr(search_module, "_Quick", lambda *_: None)
     op: Any = SimpleNamespace(name="op")
-    measure: Any = search_module.in_runs(op, "cpu", [])
+    measure: Any = search_module.in_runs(op, "cpu", [], Quick(None, "cpu"))
     folder, observer = tmp_path / "round-0", Until(Silent())
     assert measure([], folder, observer) == ["measured"]
     folder.mkdir()
@@ -252,13 +251,43 @@ def test_a_round_goes_on_with_its_folder_unless_other_code_made_it(
 
 
 def test_a_search_takes_limits_that_are_kept_and_measures_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = object.__new__(search_module._Quick)
-    workers._device = "cpu"
+    workers = Quick(None, "cpu")
     kept = Limits(cache_bytes=7)
     for found, wanted in ((kept, kept), (None, Limits())):
         monkeypatch.setattr("harness.tune.search.limits.recall", lambda _, found=found: found)
         assert workers.limits(None, None) == wanted
     assert workers.limits_again(kept, None) is kept
+
+
+class Processes:
+    """What workers are asked to do with their processes."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def measure(self, job: Job, process: int, *, timed: bool) -> Measurement:
+        self.told.append("measure")
+        return Measurement(job.case, "ok")
+
+    def restart(self) -> None:
+        self.told.append("restart")
+
+    def begin_next(self, *, compiler: bool) -> None:
+        self.told.append("begin_next")
+
+
+def test_the_process_that_is_begun_while_a_round_ends_is_the_next_rounds() -> None:
+    """A run restarts the processes where it begins, and where it has ended."""
+    processes: Any = Processes()
+    workers = Quick(processes, "cpu")
+    for _ in range(2):
+        with workers as own:
+            own.restart()
+            own.measure(Job(CASES[0]))
+            own.begin_next()
+            own.measure(Job(CASES[1]))
+            own.restart()
+    assert processes.told == ["measure", "begin_next", "measure", "restart"] * 2
 
 
 def test_no_candidates_are_no_rounds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -68,13 +68,16 @@ def called(  # noqa: PLR0913 - what a user may say of a call
 ) -> Called:
     """Functions and their arguments as an op. usual: the function whose results are right if there is no reference.
 
-    Raises UsageError for what is no function, for tensors of several devices, and of a type or a layout that can't be
-    checked.
+    Raises UsageError for what is no function, for a function that gives a generator or a coroutine, for tensors of
+    several devices, and of a type or a layout that can't be checked.
     """
     for function in functions.values():
         if not callable(function):
             advice = "give the function and its arguments apart: harness.time(f, x), not harness.time(f(x))"
             raise UsageError(f"{named(function)} isn't a function", advice)
+    if reference is not None and not callable(reference):
+        advice = "give a function of the same arguments, which gives what is right: check=lambda x: x.double().exp()"
+        raise UsageError(f"check= is a {type(reference).__name__}, not a function", advice)
     arguments = Arguments(functions[usual], args, kwargs)
     given = list(arguments.tensors.values())
     kind, index = _device(given)
@@ -133,8 +136,10 @@ def _form(arguments: Arguments, function: Function, device: Device) -> _Form:
 
     def once() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         own = [tensor.detach().clone() for tensor in given.values()]
-        returned = list(tensors_in(call(own)))
-        _refuse_layouts(("result", made) for made in returned)
+        made = call(own)
+        _refuse_unfinished(made)
+        returned = list(tensors_in(made))
+        _refuse_layouts(("result", each) for each in returned)
         device.synchronize()
         return own, returned
 
@@ -282,6 +287,15 @@ def _dtype(tensors: Sequence[torch.Tensor]) -> str:
     """The type that tolerances go by: of the first tensor of floating-point numbers."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return str((floats or [*tensors])[0].dtype).removeprefix("torch.") if tensors else "float32"
+
+
+def _refuse_unfinished(made: object) -> None:
+    """Raise UsageError for a generator, a coroutine and the like: their work begins after the call."""
+    if isinstance(made, Iterator | Coroutine):
+        if isinstance(made, Coroutine):
+            made.close()  # else Python warns that nobody has awaited it
+        what = f"the function returns a {type(made).__name__}, which has computed nothing yet"
+        raise UsageError(what, "time a function that uses it up, such as lambda x: list(f(x))")
 
 
 def _refuse_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

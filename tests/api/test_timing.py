@@ -25,6 +25,10 @@ def codes(time: hb.api.Time) -> set[str]:
     return {warning.code for warning in time.warnings}
 
 
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 @pytest.fixture
 def x() -> torch.Tensor:
     return torch.randn(16, 32)
@@ -199,6 +203,10 @@ def test_a_calls_own_error_is_raised(x: torch.Tensor) -> None:
         (lambda x: hb.time(torch.exp, x.to_sparse(), budget=BUDGET), "argument0 is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(lambda x: x.to_sparse(), x, budget=BUDGET), "result is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(torch.exp(x)), "Tensor isn't a function"),
+        (lambda x: hb.time(torch.exp, x, check=torch.exp(x)), "check= is a Tensor, not a function"),
+        (lambda x: hb.time(lambda x: (row for row in x), x), "returns a generator, which has computed nothing"),
+        (lambda x: hb.time(lambda x: map(torch.exp, x), x), "returns a map, which has computed nothing"),
+        (lambda x: hb.time(later, x), "returns a coroutine, which has computed nothing"),
         (lambda x: hb.race(dict[str, Any](a=torch.exp, b=3), x), "int isn't a function"),
         (lambda x: hb.race([torch.exp, torch.exp], x), "the functions of a race are a list, not a dict"),
         (lambda x: hb.race({}, x), "no function to race"),
@@ -250,8 +258,13 @@ def test_a_race_has_ratios_by_rounds(x: torch.Tensor) -> None:
 
 
 def test_all_functions_of_a_race_must_be_right(x: torch.Tensor) -> None:
-    with pytest.raises(WrongResultError, match="wrong: result"):
-        hb.race({"right": torch.exp, "wrong": lambda x: torch.exp(x) * 1.1}, x, budget=BUDGET)
+    functions = {"right": torch.exp, "wrong": lambda x: torch.exp(x) * 1.1}
+    with pytest.raises(WrongResultError, match="wrong: result") as found:
+        hb.race(functions, x, budget=BUDGET)
+    assert found.value.__notes__ == ["what 'right' gives counts as right; check= gives what else is right"]
+    with pytest.raises(WrongResultError) as found:
+        hb.race(functions, x, check=torch.exp, budget=BUDGET)
+    assert found.value.__notes__ == ["correct it; a wrong result has no time"]
 
 
 @one_test(

@@ -200,9 +200,12 @@ def test_a_calls_own_error_is_raised(x: torch.Tensor) -> None:
         (lambda x: hb.time(torch.exp, x, budget=0), "budget=0"),
         (lambda x: hb.time(torch.real, x.to(torch.complex64), budget=BUDGET), "is of complex64"),
         (lambda x: hb.time(torch.exp, x, check=lambda x: (x, x), budget=BUDGET), "check= returns 2 tensors"),
+        (lambda x: hb.time(lambda x: x[99], x.to(torch.complex64)), "x is of complex64"),
         (lambda x: hb.time(torch.exp, x.to_sparse(), budget=BUDGET), "argument0 is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(lambda x: x.to_sparse(), x, budget=BUDGET), "result is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(torch.exp(x)), "Tensor isn't a function"),
+        (lambda x: hb.time(torch.softmax, x, kwargs=[-1]), "kwargs= is a list, not a dict"),
+        (lambda x: hb.race({"a": torch.exp, "b": lambda x: None}, x), "b returns 0 tensors where 1 are compared"),
         (lambda x: hb.time(torch.exp, x, check=torch.exp(x)), "check= is a Tensor, not a function"),
         (lambda x: hb.time(lambda x: (row for row in x), x), "returns a generator, which has computed nothing"),
         (lambda x: hb.time(lambda x: map(torch.exp, x), x), "returns a map, which has computed nothing"),
@@ -255,6 +258,13 @@ def test_a_race_has_ratios_by_rounds(x: torch.Tensor) -> None:
     assert "over eager: " in repr(race)
     with pytest.raises(KeyError, match="no function of the race is named 'x'"):
         race["x"]
+
+
+def test_random_results_with_gradients_are_compared_without_a_warning(x: torch.Tensor, recwarn) -> None:
+    weight = torch.ones(32, requires_grad=True)
+    found = hb.time(lambda x: (weight * torch.rand_like(x)).sum(), x, budget=BUDGET)
+    assert "unchecked" in codes(found)
+    assert not [each for each in recwarn if "requires_grad" in str(each.message)]
 
 
 def test_all_functions_of_a_race_must_be_right(x: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,12 @@ from harness.model import Job, Limits, Measurement, Timing, Warning
 BUDGET = 2.0
 """Seconds of sampling at most, unless told."""
 _CORRECT = "correct it; a wrong result has no time"
+_OF_COMMANDS = (
+    (r", or ask for less: --precision \S+", ""),
+    (r"--max-time ", "budget="),
+    (r"say 'cache: hot'", "time a closure"),
+)
+"""What the advice of a warning says to users of commands, and what it says here."""
 
 
 @dataclass(frozen=True)
@@ -261,11 +268,19 @@ def _timing(budget: float) -> Timing:
 def _right(name: str, measurement: Measurement, made: Called, advice: str = _CORRECT) -> Measurement:
     """The measurement of a call, with notes on its arguments. Raises WrongResultError with advice for a wrong one."""
     if measurement.status == "ok":
-        return replace(measurement, warnings=(*made.notes, *measurement.warnings))
+        return replace(measurement, warnings=(*made.notes, *map(_for_a_call, measurement.warnings)))
     if measurement.status == "wrong":
         raise WrongResultError(f"{name}: {measurement.error}", advice)
     kinds: dict[str, type[HarnessError]] = {"out_of_memory": MachineError}
     raise kinds.get(measurement.status, UsageError)(f"{name}: {measurement.error}")
+
+
+def _for_a_call(warning: Warning) -> Warning:
+    """The warning with advice for who calls a function, not a command."""
+    advice = warning.advice
+    for pattern, here in _OF_COMMANDS:
+        advice = re.sub(pattern, here, advice)
+    return replace(warning, advice=advice)
 
 
 def _cache(measurement: Measurement, made: Called) -> str:

@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 
 import harness as hb
-from harness import devices, interleaved
-from harness.api import MachineError, Ratio, UsageError, WrongResultError
+from harness import devices, interleaved, measure
+from harness.api import MachineError, Ratio, UsageError, WrongResultError, timing
 from harness.api.called import called, named
-from harness.model import Case
+from harness.model import Case, Warning
 from tests.one_test import one_test
 
 BUDGET = 0.01
@@ -49,6 +49,21 @@ def test_a_function_of_torch(x: torch.Tensor) -> None:
     assert f" us [{low:.4g}"[:6] in text
     assert f"n={len(time.samples)}" in text
     assert "host, " in text
+
+
+def test_advice_names_no_option_of_a_command(x: torch.Tensor) -> None:
+    quieter = "end other work on this machine and measure again"
+    for command, here in (
+        (
+            measure._against_noise(0.1, 0.05, 2.0),
+            "sample for longer: budget=8 is enough if the samples go on like this",
+        ),
+        (measure._against_noise(0.7, 0.002, 2.0), quieter),
+        (measure._against_noise(1.5, 0.002, 2.0), quieter),
+    ):
+        assert timing._for_a_call(Warning("noisy", "", command)).advice == here
+    few = [warning for warning in hb.time(torch.exp, x, budget=BUDGET).warnings if warning.code == "few-sets"]
+    assert [warning.advice for warning in few] == ["take a larger shape, or time a closure"]
 
 
 def test_bytes_may_be_told(x: torch.Tensor) -> None:

@@ -105,7 +105,7 @@ def _passed_over(kind: str) -> Iterator[str]:
         if name == kind:
             return
         if why := device.missing():
-            yield f"It runs on the device {kind}, since {name} can't be used here: {why}."
+            yield f"It ran on the device {kind}; {name} can't be used here: {why}."
 
 
 def _manifest(asked: Asked) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ def settling(monkeypatch, sources, tmp_path):
     ("missing", "told"),
     [
         (lambda: None, ()),
-        (lambda: "no driver", ("It runs on the device cpu, since cuda can't be used here: no driver.",)),
+        (lambda: "no driver", ("It ran on the device cpu; cuda can't be used here: no driver.",)),
     ],
 )
 def test_the_sheet_is_what_a_process_answers(

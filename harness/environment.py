@@ -97,7 +97,7 @@ def _required() -> list[str]:
 def _profilers() -> Iterator[Fact]:
     for name, purpose in _PROFILERS.items():
         path = shutil.which(name)
-        yield Fact(name, path or "not on PATH", "" if path else f"no command of the harness needs it; {purpose}")
+        yield Fact(name, path or "not on PATH", "" if path else f"only 'harness profile {name}' needs it; {purpose}")
 
 
 def _folders() -> Iterator[Fact]:

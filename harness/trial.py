@@ -22,6 +22,8 @@ from harness.errors import UsageError, brief
 
 _LIMIT = 120.0
 """Seconds in which code is loaded, though it imports torch from a disk far away."""
+_PATIENCE = 10.0
+"""Seconds after which a user is told what takes so long."""
 _MOST_PRINTED = 1 << 20
 """Bytes that it may print meanwhile."""
 _GRACE = 2.0
@@ -54,7 +56,7 @@ def first(what: str, load: Callable[[], object], key: str = "") -> None:
     if not _wanted or name in _passed:
         return
     with tempfile.TemporaryFile() as stacks:
-        fate = _Forked(load, stacks).fate()
+        fate = _Forked(what, load, stacks).fate()
         stacks.seek(0)
         said = "\n".join([fate, stacks.read(_MOST_PRINTED).decode(errors="replace")])
     if fate:
@@ -63,9 +65,10 @@ def first(what: str, load: Callable[[], object], key: str = "") -> None:
 
 
 class _Forked:
-    """The process that loads the code. stacks: a file for where Python was when a signal ended it."""
+    """The process that loads the code. what: its name. stacks: a file for where Python was when a signal ended it."""
 
-    def __init__(self, load: Callable[[], object], stacks: BinaryIO) -> None:
+    def __init__(self, what: str, load: Callable[[], object], stacks: BinaryIO) -> None:
+        self._what = what
         returned, tell = os.pipe()
         printed, sink = os.pipe()
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -95,9 +98,12 @@ class _Forked:
             os.close(self._printed)
 
     def _watched(self) -> str:
-        deadline, printed = time.monotonic() + _LIMIT, 0
+        begin, printed, is_told = time.monotonic(), 0, False
         open_ends = [self._returned, self._printed]
-        while printed <= _MOST_PRINTED and time.monotonic() < deadline:
+        while printed <= _MOST_PRINTED and time.monotonic() < begin + _LIMIT:
+            if not is_told and time.monotonic() > begin + _PATIENCE:
+                is_told = True
+                self._tell()
             # Asked first: what a process says before its end is read below.
             ended = self._ended
             ready = select.select(open_ends, [], [], 0.0 if ended else _LOOK_EVERY)[0]
@@ -119,6 +125,11 @@ class _Forked:
         if printed > _MOST_PRINTED:
             return f"prints more than {_MOST_PRINTED >> 20} MiB while it is loaded"
         return f"isn't loaded within {_LIMIT:g} s"
+
+    def _tell(self) -> None:
+        if sys.stderr:
+            sys.stderr.write(f"{self._what}: is still being loaded; {_LIMIT:g} s are the most\n")
+            sys.stderr.flush()
 
     @property
     def _ended(self) -> bool:

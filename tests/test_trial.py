@@ -67,6 +67,15 @@ def test_an_endless_import_is_bounded(tmp_path: Path, forks: list[int], monkeypa
         Catalogue([plugin(tmp_path, "while True:\n    pass\n")])
 
 
+def test_a_user_is_told_once_what_takes_long(tmp_path: Path, forks: list[int], monkeypatch, capsys) -> None:
+    assert "mine" in Catalogue([plugin(tmp_path, GOOD)])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(trial, "_PATIENCE", -1.0)
+    file = plugin(tmp_path, f"{GOOD}# changed\n")
+    assert "mine" in Catalogue([file])
+    assert capsys.readouterr().err == f"{file}: is still being loaded; 120 s are the most\n"
+
+
 def test_threads_of_an_import_do_not_keep_its_process(tmp_path: Path, forks: list[int]) -> None:
     waits = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     with pytest.raises(UsageError, match="exit status 4"):

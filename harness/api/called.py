@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from harness.errors import UsageError
 from harness.model import Case, Timer, Warning
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Work, complaint
 from harness.processes import lock
+from harness.units import plural
 
 if TYPE_CHECKING:
     import torch
@@ -68,13 +69,18 @@ def called(  # noqa: PLR0913 - what a user may say of a call
 ) -> Called:
     """Functions and their arguments as an op. usual: the function whose results are right if there is no reference.
 
-    Raises UsageError for what is no function, for tensors of several devices, and of a type or a layout that can't be
-    checked.
+    Raises UsageError for what is no function, for a function that gives a generator or a coroutine, for tensors of
+    several devices, and of a type or a layout that can't be checked.
     """
+    if not isinstance(kwargs, Mapping):
+        raise UsageError(f"kwargs= is a {type(kwargs).__name__}, not a dict", 'give them by name: kwargs={"dim": -1}')
     for function in functions.values():
         if not callable(function):
             advice = "give the function and its arguments apart: harness.time(f, x), not harness.time(f(x))"
             raise UsageError(f"{named(function)} isn't a function", advice)
+    if reference is not None and not callable(reference):
+        advice = "give a function of the same arguments, which gives what is right: check=lambda x: x.double().exp()"
+        raise UsageError(f"check= is a {type(reference).__name__}, not a function", advice)
     arguments = Arguments(functions[usual], args, kwargs)
     given = list(arguments.tensors.values())
     kind, index = _device(given)
@@ -99,7 +105,7 @@ def called(  # noqa: PLR0913 - what a user may say of a call
     ids = [fit(each) for each in functions]
     variants = [each if ids.count(each) == 1 else f"{each}.{place}" for place, each in enumerate(ids)]
     for variant, function in zip(variants, functions.values(), strict=True):
-        prepare = partial(_prepared, arguments.bound(function), form)
+        prepare = partial(_prepared, variant, arguments.bound(function), form)
         role = "ours" if tolerance else "peer"
         op.variant(variant, name, role=role, devices=(device.kind,), returns=bool(given), timer=timer)(prepare)
     cases = tuple(Case(op.name, variant, dtype, (), device=device.kind) for variant in variants)
@@ -133,13 +139,15 @@ def _form(arguments: Arguments, function: Function, device: Device) -> _Form:
 
     def once() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         own = [tensor.detach().clone() for tensor in given.values()]
-        returned = list(tensors_in(call(own)))
-        _refuse_layouts(("result", made) for made in returned)
+        made = call(own)
+        _refuse_unfinished(made)
+        returned = [each.detach() for each in tensors_in(made)]
+        _refuse_layouts(("result", each) for each in returned)
         device.synchronize()
         return own, returned
 
     _refuse_layouts(given.items())
-
+    types = [_type(name, tensor) for name, tensor in given.items()]
     (after, returned), (again, second) = once(), once()
     changed = [not same(before.detach(), own) for before, own in zip(given.values(), after, strict=True)]
     taken = {own.untyped_storage().data_ptr() for own in after if own.nbytes}
@@ -152,8 +160,8 @@ def _form(arguments: Arguments, function: Function, device: Device) -> _Form:
         raise UsageError(message, "give the buffer as an argument, so that it is rotated as well; or time a closure")
     names = ["result"] if len(outputs) == 1 else [f"result.{number}" for number in range(len(outputs))]
     inputs = [
-        Tensor(name, tuple(tensor.shape), _type(name, tensor), inplace=new)
-        for (name, tensor), new in zip(given.items(), changed, strict=True)
+        Tensor(name, tuple(tensor.shape), dtype, inplace=new)
+        for (name, tensor), dtype, new in zip(given.items(), types, changed, strict=True)
     ]
     declared = [Tensor(name, tuple(each.shape), _type(name, each)) for name, each in zip(names, outputs, strict=True)]
     is_random = len(second) != len(returned) or bool(
@@ -162,23 +170,26 @@ def _form(arguments: Arguments, function: Function, device: Device) -> _Form:
     return _Form(tuple(inputs), tuple(declared), outputs, tuple(kept), is_random)
 
 
-def _prepared(call: Callable[[Sequence[torch.Tensor]], Any], form: _Form, _ctx: Context) -> Launch:
+def _prepared(name: str, call: Callable[[Sequence[torch.Tensor]], Any], form: _Form, _ctx: Context) -> Launch:
     """The call that is timed. A closure leaves what it returns where its check finds it."""
     import torch
 
-    names, kept = [tensor.name for tensor in form.inputs], form.kept
+    inputs, kept = [tensor.name for tensor in form.inputs], form.kept
 
     def closure(t: SimpleNamespace) -> None:
         t.returned = call(())
 
     def launch(t: SimpleNamespace) -> tuple[torch.Tensor, ...]:
-        returned = call([getattr(t, name) for name in names])
+        returned = call([getattr(t, each) for each in inputs])
         if kept == (0,) and isinstance(returned, torch.Tensor):
             return (returned,)
         found = list(tensors_in(returned))
+        if kept and len(found) <= kept[-1]:
+            what = f"{name} returns {plural(len(found), 'tensor')} where {kept[-1] + 1} are compared"
+            raise UsageError(what, "let each call, and each function of a race, return as many tensors")
         return tuple(found[number] for number in kept)
 
-    return launch if names else closure
+    return launch if inputs else closure
 
 
 def _made(arguments: Arguments, ctx: Context) -> dict[str, torch.Tensor]:
@@ -282,6 +293,15 @@ def _dtype(tensors: Sequence[torch.Tensor]) -> str:
     """The type that tolerances go by: of the first tensor of floating-point numbers."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return str((floats or [*tensors])[0].dtype).removeprefix("torch.") if tensors else "float32"
+
+
+def _refuse_unfinished(made: object) -> None:
+    """Raise UsageError for a generator, a coroutine and the like: their work begins after the call."""
+    if isinstance(made, Iterator | Coroutine):
+        if isinstance(made, Coroutine):
+            made.close()  # else Python warns that nobody has awaited it
+        what = f"the function returns a {type(made).__name__}, which has computed nothing yet"
+        raise UsageError(what, "time a function that uses it up, such as lambda x: list(f(x))")
 
 
 def _refuse_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -128,7 +128,7 @@ def run(  # noqa: PLR0913 - the options of the command
     """
     plugins = tuple(map(Path, listed(ops)))
     catalogue = Catalogue(plugins)
-    definitions = scenario.load(scenario.find([str(each) for each in listed(scenarios)]), catalogue)
+    definitions = scenario.load(scenario.find([str(each) for each in listed(scenarios)], catalogue), catalogue)
     kind = devices.choose(device)
     selection = scenario.Selection(
         device=kind,

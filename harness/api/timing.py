@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,13 @@ from harness.model import Job, Limits, Measurement, Timing, Warning
 
 BUDGET = 2.0
 """Seconds of sampling at most, unless told."""
+_CORRECT = "correct it; a wrong result has no time"
+_OF_COMMANDS = (
+    (r", or ask for less: --precision \S+", ""),
+    (r"--max-time ", "budget="),
+    (r"say 'cache: hot'", "time a closure"),
+)
+"""What the advice of a warning says to users of commands, and what it says here."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,7 @@ def time(  # noqa: PLR0913 - each says something else of one call
     its arguments is a closure: what it reads can't be rotated, so the L2 is flushed before each call, which is timed
     alone, and a warning says so. Calls of the first seconds, which load and compile, aren't timed.
 
+    kwargs: the function's keyword arguments, in a dict: `time(torch.softmax, x, kwargs={"dim": -1})`.
     bytes: that a call has to read and write, or a tuple of both; unless told, of all arguments and results, each once.
     check: a function of the same arguments that gives what is right, in higher precision if you like:
     `check=lambda x: torch.softmax(x.double(), -1)`. Without it, calls that are timed must give what a call alone gives.
@@ -236,8 +245,10 @@ def race(  # noqa: PLR0913 - as above
     with made.in_use():
         measurements, rounds = interleaved(made.cases, made.op, made.device, _timing(budget))
     found = dict(zip(ordered, measurements, strict=True))
+    advice = _CORRECT if check else f"what '{first}' gives counts as right; check= gives what else is right"
     times = [
-        Raced(name, _right(name, found[name], made), _cache(found[name], made), made.knows_bytes) for name in functions
+        Raced(name, _right(name, found[name], made, advice), _cache(found[name], made), made.knows_bytes)
+        for name in functions
     ]
     return Race(first, times, {name: rounds[found[name].case.variant] for name in functions})
 
@@ -254,14 +265,22 @@ def _timing(budget: float) -> Timing:
     return Timing(max_time=budget)
 
 
-def _right(name: str, measurement: Measurement, made: Called) -> Measurement:
-    """The measurement of a call, with notes on its arguments. Raises WrongResultError for a wrong one."""
+def _right(name: str, measurement: Measurement, made: Called, advice: str = _CORRECT) -> Measurement:
+    """The measurement of a call, with notes on its arguments. Raises WrongResultError with advice for a wrong one."""
     if measurement.status == "ok":
-        return replace(measurement, warnings=(*made.notes, *measurement.warnings))
+        return replace(measurement, warnings=(*made.notes, *map(_for_a_call, measurement.warnings)))
     if measurement.status == "wrong":
-        raise WrongResultError(f"{name}: {measurement.error}", "correct it; a wrong result has no time")
+        raise WrongResultError(f"{name}: {measurement.error}", advice)
     kinds: dict[str, type[HarnessError]] = {"out_of_memory": MachineError}
     raise kinds.get(measurement.status, UsageError)(f"{name}: {measurement.error}")
+
+
+def _for_a_call(warning: Warning) -> Warning:
+    """The warning with advice for who calls a function, not a command."""
+    advice = warning.advice
+    for pattern, here in _OF_COMMANDS:
+        advice = re.sub(pattern, here, advice)
+    return replace(warning, advice=advice)
 
 
 def _cache(measurement: Measurement, made: Called) -> str:

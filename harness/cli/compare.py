@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,8 @@ EXAMPLES = (
     "  1 a case is slower by more than --fail-above\n"
     "  5 with --fail-above, no case has a time in both runs"
 )
+
+_NOTHING = "no case has a time in both runs"
 
 
 @app.command("compare", epilog=EXAMPLES)
@@ -62,6 +65,7 @@ def command(
     from harness.errors import nearest
     from harness.ops import known_cases
     from harness.report import comparison, terminal
+    from harness.report.tree import Note
 
     if len(runs) < 2:
         raise UsageError(f"only {runs[0]} is given", "name two runs or more: harness compare REF RUN")
@@ -74,9 +78,16 @@ def command(
     if form:
         typer.echo(comparison.FORMATS[form](made))
     else:
-        terminal.show(comparison.page(made), open_console())
+        page = comparison.page(made)
+        if _has_nothing_in_common(made):  # a table of what is missing would hide that
+            page = replace(page, blocks=(Note(_NOTHING, "warning"), *page.blocks[1:]))
+        terminal.show(page, open_console())
     if fail_above is not None:
         _judge(made, fail_above)
+
+
+def _has_nothing_in_common(made: Compared) -> bool:
+    return all(each.ratio is None for found in made.differences for each in found)
 
 
 def _chosen(baseline: str | None, places: Mapping[str, Path]) -> str:
@@ -97,8 +108,8 @@ def _judge(made: Compared, share: float) -> None:
     """Raise typer.Exit if a case is slower by more than the share, or if there is nothing to judge by."""
     from harness import units
 
-    if all(each.ratio is None for found in made.differences for each in found):
-        typer.echo("no case has a time in both runs", err=True)
+    if _has_nothing_in_common(made):
+        typer.echo(_NOTHING, err=True)
         raise typer.Exit(Exit.CASES_FAILED)
     if slower := made.slower(share):
         name, worst = min(slower, key=lambda found: found[1].ratio or 0.0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,7 +148,8 @@ def command(
         with tempfile.TemporaryDirectory(prefix="ladder-") as home:
             plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)
         _show(plan, catalogue)
-        preview.show(plan, catalogue, kind, repeat)
+        possible = tuple(job for job in plan.jobs if not _why_not(job.case, catalogue))
+        preview.show(replace(plan, jobs=possible), catalogue, kind, repeat)
         if asked:
             typer.echo(f"then {asked[0]} trainings of {asked[1]} steps for each rung that has a time")
         return
@@ -230,7 +232,7 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
         cases.setdefault((case.op, case.variant), []).append(case)
     for (op, name), every in cases.items():
         variant = ops[op].variants[name]
-        reasons = {case.world: (variant.unsupported(case) if variant.unsupported else None) for case in every}
+        reasons = {case.world: _why_not(case, ops) for case in every}
         refused = {world: reason for world, reason in reasons.items() if reason}
         if len(refused) == len(reasons):
             changes[name] = f"not here: {next(iter(refused.values()))}"
@@ -238,6 +240,12 @@ def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
             told = (f"; not on {world} devices: {reason}" for world, reason in refused.items())
             changes[name] = variant.summary + "".join(told)
     typer.echo("\n".join(aligned([("rung", "what it changes"), *changes.items()], indent=0)))
+
+
+def _why_not(case: Case, ops: Mapping[str, Op]) -> str | None:
+    """Why a rung is none here; None if it is one."""
+    unsupported = ops[case.op].variants[case.variant].unsupported
+    return unsupported(case) if unsupported else None
 
 
 def _train(run: Run, folder: Path, plugins: Sequence[Path], asked: tuple[int, int], *, quiet: bool) -> Run:

@@ -34,7 +34,7 @@ def planned(
 
     catalogue = Catalogue(plugins)
     kind = devices.choose(device)
-    definitions = scenario.load(scenario.find(scenarios), catalogue)
+    definitions = scenario.load(scenario.find(scenarios, catalogue), catalogue)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), variants=values.names(list(variants or ())))
     return _taken(tool, scenario.plan(definitions, catalogue, selection).jobs), kind
 

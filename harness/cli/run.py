@@ -115,7 +115,7 @@ def command(
         raise UsageError(f"--json {json}: there is no folder {Path(json).parent}", "make it, or name another file")
     plugins = tuple(ops or ())
     catalogue = Catalogue(plugins)
-    definitions = scenario.load(scenario.find(scenarios), catalogue)
+    definitions = scenario.load(scenario.find(scenarios, catalogue), catalogue)
     kind = devices.choose(device, to_plan=dry_run)
     selection = scenario.Selection(
         device=kind,

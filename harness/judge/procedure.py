@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,17 @@ def _settled(asked: Asked, home: Path) -> Sheet:
         if sheet.reference in ("", sheet.candidate):
             raise
         raise UsageError(f"{sheet.reference}: the reference can't be run: {lost}", "mend the reference") from None
-    return store.parse(Sheet, answer["sheet"])
+    found = store.parse(Sheet, answer["sheet"])
+    return replace(found, notes=(*found.notes, *_passed_over(asked.device)))
+
+
+def _passed_over(kind: str) -> Iterator[str]:
+    """A sentence on each kind of device that is preferred to this one and can't be used, as a GPU before a CPU."""
+    for name, device in devices.kinds().items():
+        if name == kind:
+            return
+        if why := device.missing():
+            yield f"It ran on the device {kind}; {name} can't be used here: {why}."
 
 
 def _manifest(asked: Asked) -> Mapping[str, Any]:

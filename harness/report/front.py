@@ -83,8 +83,9 @@ def _trust(found: Summary) -> str:
     told = [f"{outcomes}; the results of all timed cases were checked" if outcomes else "No case has a result"]
     if found.noise is not None:
         told.append(overview.warnings(found)[0].text.rstrip("."))
-    codes = [note.label.partition(", such as")[0] for note in found.warnings]
-    told.append(f"Warnings: {', '.join(codes)}" if codes else "No warnings")
+    labels = [note.label.partition(", such as")[0] for note in found.warnings]
+    codes = ", ".join(f"{label} 1 case" if label.endswith(" in") else label for label in labels)
+    told.append(f"Warnings: {codes}" if codes else "No warnings")
     return ". ".join(told)
 
 

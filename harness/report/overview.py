@@ -34,7 +34,7 @@ def _behind(whole: Standings) -> str:
     names = list(dict.fromkeys(s.ours.case.variant for s in whole.compared if s.ours))
     named = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
     where = f"in {len(whole.behind)} of {plural(len(whole.compared), 'comparison')}"
-    unsure = f" In {len(whole.unsure)} more the noise is too wide to tell." if whole.unsure else ""
+    unsure = f" In {len(whole.unsure)} of them the noise is too wide to tell." if whole.unsure else ""
     return f"Ours ({named}) is behind the fastest rival by more than {units.percent(MARGIN, 0)} {where}.{unsure}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.ops import Op
 from harness.scenario.definition import Definition, Setting
-from harness.scenario.documents import Overview, find, overview
+from harness.scenario.finding import Overview, find, overview
 from harness.scenario.planning import Plan, Selection, plan
 
 __all__ = ["Definition", "Overview", "Plan", "Selection", "Setting", "find", "json_schema", "load", "overview", "plan"]

@@ -1,11 +1,10 @@
-"""Scenario files on disk: finding them, and reading their YAML so that every key keeps its line.
+"""Scenario files: their YAML is read so that every key keeps its line.
 
 A file holds one scenario, or several as YAML documents, which `---` separates.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from typing import Any
 import yaml
 
 from harness import foreign
-from harness.errors import InputError, Problem, clipped, nearest
-from harness.paths import data
+from harness.errors import InputError, Problem, clipped
 
 try:
     from yaml import CSafeLoader as SafeLoader
@@ -35,8 +33,6 @@ _MOST_BYTES = 4 << 20
 _MOST_VALUES = 20_000
 """The most keys and values of a file, each as often as it is referred to. The largest bundled file has 500."""
 _MOST_DOCUMENTS = 500
-_MOST_FILES = 1_000
-"""The most scenario files of a folder, and the most names that a misspelt one is compared with."""
 _LETTERS = 1_000
 """A text counts as one more value for each so many letters."""
 _LONGEST_NUMBER = 100  # characters, also of true, false, null and dates
@@ -60,17 +56,6 @@ class _Loader(SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """A bundled scenario file in one line. op: 'several' where its scenarios are of several `ops`."""
-
-    name: str
-    title: str
-    op: str
-    tags: tuple[str, ...]
-    ops: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +85,6 @@ class Document:
             at, node = found
             mark, key = at.start_mark, _joined(key, part)
         return _problem(self.file, mark, key, message, advice)
-
-
-def find(names: Sequence[str]) -> list[Path]:
-    """Files that `names` stand for, each once: bundled scenarios by name, files, folders of *.yaml.
-
-    Raises InputError for all names that stand for no file.
-    """
-    files: dict[Path, Path] = {}
-    problems: list[Problem] = []
-    for name in names:
-        try:
-            for file in _named(name):
-                files.setdefault(file.resolve(), file)
-        except InputError as error:
-            problems += error.problems
-        except OSError as error:
-            problems.append(Problem(name, f"can't be read: {error.strerror}"))
-    if problems:
-        raise InputError(problems)
-    return list(files.values())
-
-
-def overview(text: str = "") -> list[Overview]:
-    """The bundled scenarios, by name. Not checked, so that a listing is quick. text: only of files that have it."""
-    files = [file for file in _bundled() if not text or text in file.read_text(encoding="utf-8")]
-    return [_overview(file.stem, [document.data for document in read(file)]) for file in files]
-
-
-def _overview(name: str, scenarios: Sequence[dict[str, Any]]) -> Overview:
-    ops = [str(scenario.get("op", "")) for scenario in scenarios]
-    tags = tuple(dict.fromkeys(tag for scenario in scenarios for tag in scenario.get("tags", ())))
-    if len(scenarios) == 1:
-        return Overview(name, str(scenarios[0].get("title", "")), ops[0], tags, tuple(ops))
-    of = tuple(dict.fromkeys(ops))
-    return Overview(name, f"{len(scenarios)} scenarios: {', '.join(of)}", "several", tags, of)
 
 
 def read(file: Path) -> tuple[Document, ...]:
@@ -281,33 +231,6 @@ class _Builder:
         self.problems.append(_problem(self._file, node.start_mark, key, message, advice))
 
 
-def _named(name: str) -> list[Path]:
-    """The files that one name stands for. Raises InputError where there is none."""
-    path = Path(name)
-    bundled = {file.stem: file for file in _bundled()}
-    if name in bundled:
-        return [bundled[name]]
-    if path.exists():
-        foreign.refuse_special(path)
-    if path.is_file():
-        return [path]
-    inside = sorted(path.glob("*.yaml"))
-    if len(inside) > _MOST_FILES:
-        message = f"this folder holds {len(inside):,} scenarios; {_MOST_FILES:,} is the limit"
-        raise InputError([Problem(name, message, "name some of its files")])
-    if inside:
-        return inside
-    if path.is_symlink() and not path.exists():
-        raise InputError([Problem(name, "is a link to nothing", f"{path.readlink()} isn't there")])
-    if path.is_dir():
-        raise InputError([Problem(name, "this folder holds no scenario", "scenarios are files named *.yaml")])
-    known = [*bundled, *map(str, islice(path.parent.glob("[!.]*.yaml"), _MOST_FILES))]
-    near = difflib.get_close_matches(name, known, n=1)
-    # All bundled names would be a page of text.
-    advice = nearest(name, near) if near else "'harness list scenarios' shows the bundled ones"
-    raise InputError([Problem(name, "no scenario file or folder, and none bundled, has this name", advice)])
-
-
 def shown(value: object) -> str:
     """A value as it stands in the file."""
     if isinstance(value, Mapping):
@@ -318,10 +241,6 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     return f"'{clipped(value, _SHOWN)}'" if isinstance(value, str) else str(value)
-
-
-def _bundled() -> list[Path]:
-    return sorted(data("scenarios").glob("*.yaml"))
 
 
 def _text(file: Path) -> str:

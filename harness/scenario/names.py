@@ -33,9 +33,13 @@ def op(name: str, info: ValidationInfo[Names]) -> str:
         raise refused(f"op '{name}' has no variants", "add one with @OP.variant(...)")
     if name in info.context.ops:
         return name
-    advice = nearest(name, info.context.ops)
-    own = "" if advice.startswith("did you mean") else "an op of your own needs its file: --ops FILE; "
-    raise refused(f"no op is named '{name}'", f"{own}{advice}")
+    raise refused(f"no op is named '{name}'", which_op(name, info.context.ops))
+
+
+def which_op(name: str, ops: Collection[str]) -> str:
+    """What to do about the name of an op that isn't there."""
+    advice = nearest(name, ops)
+    return advice if advice.startswith("did you mean") else f"an op of your own needs its file: --ops FILE; {advice}"
 
 
 def dtype(name: str, info: ValidationInfo[Names]) -> str:

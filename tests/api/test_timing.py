@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 
 import harness as hb
-from harness import devices, interleaved
-from harness.api import MachineError, Ratio, UsageError, WrongResultError
+from harness import devices, interleaved, measure
+from harness.api import MachineError, Ratio, UsageError, WrongResultError, timing
 from harness.api.called import called, named
-from harness.model import Case
+from harness.model import Case, Warning
 from tests.one_test import one_test
 
 BUDGET = 0.01
@@ -23,6 +23,10 @@ BUDGET = 0.01
 
 def codes(time: hb.api.Time) -> set[str]:
     return {warning.code for warning in time.warnings}
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 @pytest.fixture
@@ -45,6 +49,21 @@ def test_a_function_of_torch(x: torch.Tensor) -> None:
     assert f" us [{low:.4g}"[:6] in text
     assert f"n={len(time.samples)}" in text
     assert "host, " in text
+
+
+def test_advice_names_no_option_of_a_command(x: torch.Tensor) -> None:
+    quieter = "end other work on this machine and measure again"
+    for command, here in (
+        (
+            measure._against_noise(0.1, 0.05, 2.0),
+            "sample for longer: budget=8 is enough if the samples go on like this",
+        ),
+        (measure._against_noise(0.7, 0.002, 2.0), quieter),
+        (measure._against_noise(1.5, 0.002, 2.0), quieter),
+    ):
+        assert timing._for_a_call(Warning("noisy", "", command)).advice == here
+    few = [warning for warning in hb.time(torch.exp, x, budget=BUDGET).warnings if warning.code == "few-sets"]
+    assert [warning.advice for warning in few] == ["take a larger shape, or time a closure"]
 
 
 def test_bytes_may_be_told(x: torch.Tensor) -> None:
@@ -196,9 +215,16 @@ def test_a_calls_own_error_is_raised(x: torch.Tensor) -> None:
         (lambda x: hb.time(torch.exp, x, budget=0), "budget=0"),
         (lambda x: hb.time(torch.real, x.to(torch.complex64), budget=BUDGET), "is of complex64"),
         (lambda x: hb.time(torch.exp, x, check=lambda x: (x, x), budget=BUDGET), "check= returns 2 tensors"),
+        (lambda x: hb.time(lambda x: x[99], x.to(torch.complex64)), "x is of complex64"),
         (lambda x: hb.time(torch.exp, x.to_sparse(), budget=BUDGET), "argument0 is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(lambda x: x.to_sparse(), x, budget=BUDGET), "result is a tensor in the layout sparse_coo"),
         (lambda x: hb.time(torch.exp(x)), "Tensor isn't a function"),
+        (lambda x: hb.time(torch.softmax, x, kwargs=[-1]), "kwargs= is a list, not a dict"),
+        (lambda x: hb.race({"a": torch.exp, "b": lambda x: None}, x), "b returns 0 tensors where 1 are compared"),
+        (lambda x: hb.time(torch.exp, x, check=torch.exp(x)), "check= is a Tensor, not a function"),
+        (lambda x: hb.time(lambda x: (row for row in x), x), "returns a generator, which has computed nothing"),
+        (lambda x: hb.time(lambda x: map(torch.exp, x), x), "returns a map, which has computed nothing"),
+        (lambda x: hb.time(later, x), "returns a coroutine, which has computed nothing"),
         (lambda x: hb.race(dict[str, Any](a=torch.exp, b=3), x), "int isn't a function"),
         (lambda x: hb.race([torch.exp, torch.exp], x), "the functions of a race are a list, not a dict"),
         (lambda x: hb.race({}, x), "no function to race"),
@@ -249,9 +275,21 @@ def test_a_race_has_ratios_by_rounds(x: torch.Tensor) -> None:
         race["x"]
 
 
+def test_random_results_with_gradients_are_compared_without_a_warning(x: torch.Tensor, recwarn) -> None:
+    weight = torch.ones(32, requires_grad=True)
+    found = hb.time(lambda x: (weight * torch.rand_like(x)).sum(), x, budget=BUDGET)
+    assert "unchecked" in codes(found)
+    assert not [each for each in recwarn if "requires_grad" in str(each.message)]
+
+
 def test_all_functions_of_a_race_must_be_right(x: torch.Tensor) -> None:
-    with pytest.raises(WrongResultError, match="wrong: result"):
-        hb.race({"right": torch.exp, "wrong": lambda x: torch.exp(x) * 1.1}, x, budget=BUDGET)
+    functions = {"right": torch.exp, "wrong": lambda x: torch.exp(x) * 1.1}
+    with pytest.raises(WrongResultError, match="wrong: result") as found:
+        hb.race(functions, x, budget=BUDGET)
+    assert found.value.__notes__ == ["what 'right' gives counts as right; check= gives what else is right"]
+    with pytest.raises(WrongResultError) as found:
+        hb.race(functions, x, check=torch.exp, budget=BUDGET)
+    assert found.value.__notes__ == ["correct it; a wrong result has no time"]
 
 
 @one_test(

@@ -41,6 +41,16 @@ def test_the_last_row_has_the_mean(reports: Path) -> None:
     assert lines[3].split() == ["geomean", "1.994x"]
 
 
+def test_runs_without_a_common_case_have_no_table(reports: Path) -> None:
+    with store.create(reports / "other", HEADER) as writer:
+        writer.append(Measurement(replace(CASE, dtype="float16"), "ok", (1e-6,) * 7))
+    done = invoke(reports / "a", reports / "other")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "no case has a time in both runs"
+    assert "not in the run: mine/eager/float32/N8" in lines
+    assert "case" not in lines[1].split()
+
+
 def test_the_last_line_says_what_the_sign_of_noise_means(reports: Path) -> None:
     assert invoke(reports / "a", reports / "a").stdout.splitlines()[-1] == "1 within noise (~)"
 

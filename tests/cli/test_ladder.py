@@ -165,10 +165,13 @@ def test_a_dry_run_shows_the_rungs_and_leaves_nothing(folder: Path, monkeypatch:
     done = CliRunner().invoke(app, ["ladder", STEP, "--device=cpu", "--dry-run"])
     assert done.exit_code == 0, done.stderr
     assert "ladder_step/patched_compile/bfloat16/B32" in done.stdout
+    cases = [line.strip() for line in done.stdout.splitlines() if line.startswith("ladder_step/")]
+    assert not any("graph" in case for case in cases), "a rung that is none here is no case"
+    assert f"\n{len(cases)} measurements on " in done.stdout
     told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith(("amp ", "graph ")))
     assert told["amp"].startswith("mixed precision: autocast")
     assert told["graph"].strip() == "not here: a CPU has no CUDA graphs"
-    assert {*folder.iterdir()} == before
+    assert {*folder.iterdir()} - {folder / "__pycache__"} == before
 
 
 def test_help_loads_no_torch() -> None:

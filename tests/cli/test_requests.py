@@ -240,6 +240,7 @@ def test_env_tells_what_is_missing_and_what_to_do(harness: Harness) -> None:
     assert lines[cache + 1] == "-> can't be written; name another folder in HARNESS_CACHE"
     [ncu] = [index for index, line in enumerate(lines) if line.startswith("ncu ")]
     assert lines[ncu].endswith("not on PATH")
+    assert lines[ncu + 1].startswith("-> only 'harness profile ncu' needs it; Nsight Compute")
 
 
 def test_a_bug_is_not_taken_for_a_gate_that_failed(monkeypatch, capsys):

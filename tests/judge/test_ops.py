@@ -124,6 +124,7 @@ def test_a_bundled_op_has_sizes_of_its_own():
     ("text", "asked", "said"),
     [
         (RETURNS, {"op": "dubling", "plugins": ()}, "no op is named 'dubling'"),
+        (RETURNS, {"op": "zzz", "plugins": ()}, "an op of your own needs its file: --ops FILE; allowed: "),
         (RETURNS, {"sizes": ({"M": 8},)}, "'N' of op 'doubling' is missing"),
         (RETURNS, {"sizes": ({"Q": 8},)}, "op 'doubling' has no size 'Q'"),
         (RETURNS, {"sizes": ()}, "no bundled scenario has sizes for op 'doubling'"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import store
+from harness import devices, store
 from harness.errors import InputError, MachineError, UsageError
 from harness.judge import asking, declared, isolated, procedure
 from harness.judge.records import Asked, Sheet, Sized
@@ -41,15 +41,27 @@ def settling(monkeypatch, sources, tmp_path):
     return made
 
 
-def test_the_sheet_is_what_a_process_answers(settling, sources: list[Source], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (lambda: None, ()),
+        (lambda: "no driver", ("It ran on the device cpu; cuda can't be used here: no driver.",)),
+    ],
+)
+def test_the_sheet_is_what_a_process_answers(
+    settling, sources: list[Source], tmp_path: Path, monkeypatch, missing, told
+) -> None:
     def answers(action: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         assert (action, seconds) == ("survey", 9.0)
         sheet = store.parse(Sheet, request["sheet"])
         return {"sheet": store.dump(replace(sheet, notes=("looked at",)))}
 
+    monkeypatch.setattr(
+        devices, "kinds", lambda: dict.fromkeys(("cuda", "cpu"), SimpleNamespace(on_host=True, missing=missing))
+    )
     asked = settling("mine.py", answers)
     found = procedure._settled(asked, tmp_path)
-    assert (found.candidate, found.notes) == (str(asked.candidate), ("looked at",))
+    assert (found.candidate, found.notes) == (str(asked.candidate), ("looked at", *told))
     assert [source.public for source in sources] == [["double"]]
 
 

@@ -41,6 +41,15 @@ def test_names_that_a_file_defines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "decorator", ["triton.jit", "triton.jit(debug=True)", "jit", "gluon.jit", "tuned(1)\n@triton.jit"]
+)
+def test_a_kernel_of_triton_is_no_function_that_is_called(tmp_path: Path, decorator: str) -> None:
+    found = read(tmp_path, f"@{decorator}\ndef kernel(x_ptr): ...\n@no_grad()\ndef softmax(x): ...\n")
+    assert found.public == ["softmax"]
+    assert found.names == {"kernel", "softmax"}
+
+
+@pytest.mark.parametrize(
     ("text", "adds"),
     [
         ("@find('softmax').variant('mine', 'text')\ndef mine(ctx): ...", True),
@@ -61,7 +70,8 @@ def test_what_is_no_python_defines_nothing():
 
 
 def test_what_can_not_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"candidate\.py: isn't valid Python"):
-        read(tmp_path, "def f(:\n")
+    with pytest.raises(UsageError, match=r"candidate\.py: isn't valid Python") as found:
+        read(tmp_path, "#include <torch/extension.h>\nint f(int x) { return x; }\n")
+    assert "torch.utils.cpp_extension" in found.value.advice
     with pytest.raises(UsageError, match=r"missing\.py: can't be read"):
         sources.read(tmp_path / "missing.py")

@@ -45,7 +45,7 @@ def test_where_the_noise_is_wider_than_the_loss_ours_is_not_called_behind(
     found = summarise(run)
     assert found.whole.behind == ()
     assert [standing.ratio.value for standing in found.whole.unsure] == [pytest.approx(1 / 1.05)]
-    assert "In 1 more the noise is too wide to tell." in overview.headline(found)[0]
+    assert "In 1 of them the noise is too wide to tell." in overview.headline(found)[0]
 
 
 def test_too_few_samples_for_an_interval_tell_nothing(summary: Callable[..., Any]) -> None:

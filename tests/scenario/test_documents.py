@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.ops import Op
+from harness.ops import Catalogue, Op, Tensor
 from harness.scenario import Overview, find, load, overview
 from tests.one_test import one_test
 
@@ -151,3 +151,41 @@ def test_a_file_that_is_not_there_is_no_reason_to_list_all_that_are(tmp_path: Pa
     with pytest.raises(InputError, match="no scenario file") as near:
         find(["sofmax"])
     assert near.value.problems[0].advice == "did you mean 'softmax'?"
+
+
+def test_a_file_of_python_is_no_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("OP = 3\n")
+    with pytest.raises(InputError, match="is a file of Python, no scenario") as found:
+        find([str(tmp_path / "mine.py")])
+    assert found.value.problems[0].advice == f"ops of yours are named by --ops {tmp_path / 'mine.py'}"
+
+
+def test_where_a_scenario_is_wanted_the_name_of_an_op_gets_one(tmp_path: Path) -> None:
+    square = Op(
+        "square_sum",
+        "y",
+        symbols={"M": "rows", "N": "columns"},
+        defaults={"N": "M"},
+        inputs=(Tensor("x", ("M", "N")),),
+        outputs=(Tensor("y", ("M",)),),
+        reference=lambda _, t: {"y": t.x},
+    )
+    square.variant("mine", "mine")(lambda _: lambda _: None)
+    with pytest.raises(InputError, match="is an op, no scenario") as found:
+        find(["square_sum"], {"square_sum": square})
+    advice = found.value.problems[0].advice
+    assert advice == "write them in a file mine.yaml: {title: square_sum, op: square_sum, shapes: [{M: 1024}]}"
+    (tmp_path / "mine.yaml").write_text(advice.partition("mine.yaml: ")[2])
+    [definition] = load([tmp_path / "mine.yaml"], {"square_sum": square})
+    assert [setting.values for setting in definition.settings] == [{"M": 1024, "N": 1024, "world": 1}]
+
+
+def test_the_name_of_a_bundled_op_leads_to_the_scenarios_with_it(write: Write) -> None:
+    strided = {"strided_copy": Catalogue()["strided_copy"]}
+    with pytest.raises(InputError) as found:
+        find(["strided_copy"], strided)
+    assert found.value.problems[0].advice == "scenarios with it: strided_read, strided_write"
+    write("", "strided_copy.yaml")
+    with pytest.raises(InputError) as found:
+        find(["strided_copy"], strided)
+    assert found.value.problems[0].advice == "did you mean 'strided_copy.yaml'?"

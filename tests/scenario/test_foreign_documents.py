@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.errors import MOST_PROBLEMS, InputError
 from harness.ops import Op
-from harness.scenario import checks, documents, find, load
+from harness.scenario import checks, documents, find, finding, load
 from tests.one_test import one_test
 from tests.properties import bounded
 
@@ -187,7 +187,7 @@ def test_what_is_no_file_is_not_opened(write: Write, catalogue: dict[str, Op]) -
 def test_a_folder_has_a_limit_of_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         write(FINE, f"{number}.yaml")
-    monkeypatch.setattr(documents, "_MOST_FILES", 4)
+    monkeypatch.setattr(finding, "_MOST_FILES", 4)
     with pytest.raises(InputError, match="holds 5 scenarios; 4 is the limit"):
         find(["."])
 

@@ -20,6 +20,7 @@ from harness.judge import data, isolated, loading, sizes
 from harness.judge.records import CANDIDATE, Asked, Sheet
 from harness.judge.sources import Source
 from harness.ops import ANY_DEVICE, Catalogue, Context, Launch, Op, Tensors, find
+from harness.scenario.names import which_op
 from harness.session import EndedError
 
 SUMMARY = "ours: --op NAME, and a file with a function, or with a variant of the op"
@@ -34,7 +35,7 @@ def sheet(asked: Asked, source: Source) -> Sheet:
     """What is known without running the candidate. Raises UsageError for a function that can't be called."""
     catalogue = Catalogue(asked.plugins)
     if asked.op not in catalogue:
-        raise UsageError(f"no op is named '{asked.op}'", nearest(asked.op, catalogue))
+        raise UsageError(f"no op is named '{asked.op}'", which_op(asked.op, catalogue))
     if asked.reference:
         raise UsageError("--reference can't be given with --op: the op has its reference", "leave one of them out")
     op = catalogue[asked.op]

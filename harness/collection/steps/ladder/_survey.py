@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -19,8 +19,6 @@ from harness.collection.steps.ladder._sheet import StepSheet
 from harness.errors import UsageError, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 
 _LONG = 0.5
@@ -191,13 +189,18 @@ def _of_step(setup: StepSetup, seen: _Seen, autocast: str, seconds: float) -> It
 
 
 def _refuse_hidden(source: str, batch: Any) -> None:
-    """Raise UsageError for an object in a batch that may hold tensors where nobody sees them."""
+    """Raise UsageError for a batch that is a loader, and for an object in it that may hold tensors nobody sees."""
     import torch
     from torch.utils import _pytree
 
     for one in _pytree.tree_leaves(batch):
         if isinstance(one, torch.Tensor):
             continue
+        if isinstance(one, Iterator | torch.utils.data.DataLoader):
+            raise UsageError(
+                f"{source}: batch() gives a {type(one).__name__}, which isn't the items of one step",
+                "give one batch of it, such as next(iter(loader)), where the loader is made outside of batch()",
+            )
         if isinstance(one, Mapping) or is_dataclass(one) or hasattr(one, "to"):
             raise UsageError(
                 f"{source}: batch() gives a {type(one).__name__}, in which the harness finds no tensors",

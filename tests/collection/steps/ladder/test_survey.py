@@ -30,6 +30,8 @@ REFUSED = {
     ("batch", "Pair(torch.ones(2, 4))"): "batch() gives a Pair, in which the harness finds no tensors",
     ("batch", "Encoding(x=torch.ones(2, 4))"): "batch() gives a Encoding, in which the harness finds no tensors",
     ("batch", "(torch.ones(2, 4), Pair(1))"): "batch() gives a Pair, in which the harness finds no tensors",
+    ("batch", "torch.utils.data.DataLoader([1])"): "batch() gives a DataLoader, which isn't the items of one step",
+    ("batch", "(one for one in [1])"): "batch() gives a generator, which isn't the items of one step",
     ("batch", "3"): "batch() gives no tensor with a first dimension",
     ("model", "nn.LazyLinear(4)"): "model() gives 2 parameters without a size, of lazy modules",
     ("optimizer", "(torch.optim.SGD(parameters), 3)"): "optimizer() gives a int in a tuple, not an optimizer of torch",

@@ -49,6 +49,7 @@ from harness.processes.messages import (
     encode,
 )
 from harness.processes.strictness import spared, strictness
+from harness.processes.untimed import untimed
 from harness.processes.used import UsedFiles
 
 _PR_SET_PDEATHSIG = 1
@@ -122,8 +123,17 @@ class Worker:
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
                 used = self._heard.so_far() if self._heard else ()
-                checks = strictness(ops.values()), spared(ops.values())
-                return Surveyed(asked, known, scenarios, used, checks[0], self._software, checks[1], self._variables)
+                return Surveyed(
+                    asked,
+                    known,
+                    scenarios,
+                    used,
+                    strictness(ops.values()),
+                    self._software,
+                    spared(ops.values()),
+                    self._variables,
+                    untimed(ops.values()),
+                )
 
     @cached_property
     def _software(self) -> tuple[tuple[str, str], ...]:

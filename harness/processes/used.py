@@ -32,20 +32,27 @@ _OF_USERS = ("/dev/shm", "/run/user")
 """Folders among them where programs keep files by their names."""
 _INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT")
 """Variables that name folders of software which is installed for both sides, outside of the system's folders."""
-# What libraries and the driver compiled is kept there by its content, so no side can get what another one made.
+# What libraries and the driver compiled is kept there by its content, so no side can get what another one made. Users'
+# programs keep files there by their names, too, such as plans.
 _BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR")
 _KEPT_BY_CONTENT = frozenset({".triton", ".nv", ".cupy"})
 _INDUCTOR = "torchinductor_"  # with the name of the user
 """The names of the usual folders."""
+_HASH = re.compile(r"(?=[A-Za-z]*\d)[0-9A-Za-z]{32,}")
+"""What is part of the path of a file that is kept by its content."""
 _LONGEST_PATH = 4096
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
 _LISTS = frozenset({"os.listdir", "os.scandir"})
 _OPENS = {"open": 0, "ctypes.dlopen": 0, "import": 1, "sqlite3.connect": 0}
 """Events of something that reads a file, and which argument names the file."""
+_NAMES_GIVEN = frozenset({"os.rename", "os.link", "os.symlink"})
+"""Events of something that gives a file a name, which is the second argument."""
 _OF_IMPORTS = ("importlib._bootstrap", "importlib/metadata/")
 EVERYTHING = "*"
 """In place of the name of a file: the process has asked which names the folder has."""
+WRITTEN = ">"
+"""In place of the digest of a file: the process has written it, and hasn't read it."""
 ANYTHING = "**"
 """In place of the name of a file: a process that the code of a side has started may ask about any file below."""
 _COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
@@ -66,6 +73,7 @@ class UsedFiles:
         self._trees = [str(tree.resolve()) for tree in trees]
         self._opened: set[str] = set()
         self._tried: set[str] = set()
+        self._written: set[str] = set()
         self._starts = False
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
@@ -89,7 +97,8 @@ class UsedFiles:
 
         "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file, or
         has tried to open. FOLDER/* is such a path, too: which files there are in a folder of the trees. So is TREE/**:
-        what another process asked about that it has started.
+        what another process asked about that it has started. WRITTEN in place of the SHA-256 for a file outside of the
+        trees that the process has only written.
         """
         asked = self._asked.copy()
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
@@ -108,6 +117,8 @@ class UsedFiles:
             or not (path.endswith("/*") or self._is_left_out(path, left_out))
         }
         told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if self._starts}
+        written = {source_of(file) for file in self._written.copy()}
+        told |= {file: WRITTEN for file in written if not self._tree(file) and self._counts(file, left_out)}
         self._asked &= asked  # without what this method has asked about
         return tuple(sorted((told | self._digests).items()))
 
@@ -132,7 +143,7 @@ class UsedFiles:
     def _left_out(self) -> dict[str, list[str]]:
         """What doesn't count of each folder of code, and of what lies in none of them."""
         here = [str(paths.cache().resolve()), sys.prefix, sys.base_prefix]
-        kept = [folder for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
+        kept = [folder for name in _INSTALLATIONS if (folder := _named_by(name))]
         own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
         # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
         inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
@@ -157,7 +168,7 @@ class UsedFiles:
         return (
             not INSTALLED.isdisjoint(inside)
             or not {"__pycache__", ".git"}.isdisjoint(inside)
-            or (not tree and (_is_of_system(file) or any(map(_keeps_by_content, inside))))
+            or (not tree and (_is_of_system(file) or _is_kept_by_content(file)))
             or any(_is_below(file, folder) for folder in left_out[tree])
         )
 
@@ -180,11 +191,15 @@ class UsedFiles:
             if _is_code_of_a_side() and (folder := _folder(arguments[0])):
                 self._asked.add(f"{folder}/{EVERYTHING}")
             return
+        if event in _NAMES_GIVEN:
+            self._written.add(_full(os.fspath(arguments[1])))
+            return
         named = _OPENS.get(event)
         if named is None or not isinstance(arguments[named], (str, bytes)):
             return
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
-            return  # what a process writes is no code of it
+            self._written.add(_full(arguments[0]))  # what a process writes is no code of it
+            return
         self._opened.add(_full(arguments[named]))
         if event == "open":
             self._tried.add(_full(arguments[named]))
@@ -261,8 +276,14 @@ def _only_writes(flags: int) -> bool:
     return bool(flags & os.O_WRONLY) or bool(flags & os.O_RDWR and flags & os.O_CREAT)
 
 
-def _keeps_by_content(folder: str) -> bool:
-    return folder in _KEPT_BY_CONTENT or folder.startswith(_INDUCTOR)
+def _is_kept_by_content(file: str) -> bool:
+    """Whether a file lies in a folder of files that are kept by their content, and its path there has a hash."""
+    folders = [f"{folder}/" for name in _BY_CONTENT if (folder := _named_by(name))]
+    inside = [file[len(folder) :] for folder in folders if file.startswith(folder)]
+    parts = file.split("/")
+    usual = (n for n, part in enumerate(parts) if part in _KEPT_BY_CONTENT or part.startswith(_INDUCTOR))
+    inside += ["/".join(parts[n + 1 :]) for n in usual]
+    return any(map(_HASH.search, inside))
 
 
 def _full(name: str | bytes) -> str:

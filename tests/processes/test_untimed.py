@@ -7,7 +7,7 @@ from typing import Any
 from harness.ops import Op
 from harness.processes.untimed import newly_untimed, untimed
 
-STEP = {"encode": lambda *_: {}, "decode": lambda *_: {}}
+STEP: dict[str, Any] = {"encode": lambda *_: {}, "decode": lambda *_: {}}
 
 
 def op(**variants: tuple[str, ...]) -> Op:

@@ -115,7 +115,8 @@ class Worker:
                 return Confirmed()
             case Exchange(step, job, folder):
                 job = replace(job, case=recognised(job.case, self._ops))
-                return Exchanged(*exchange.take(step, job, self._ops[job.case.op], self._device, Path(folder)))
+                op = self._ops[job.case.op]
+                return Exchanged(*exchange.take(step, job, op, self._device, Path(folder), group=self._group))
             case SurveyCode(files, jobs):
                 known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]

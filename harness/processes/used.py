@@ -54,7 +54,9 @@ EVERYTHING = "*"
 WRITTEN = ">"
 """In place of the digest of a file: the process has written it, and hasn't read it."""
 ANYTHING = "**"
-"""In place of the name of a file: a process that the code of a side has started may ask about any file below."""
+"""In place of the name of a file: a process that the code of a side has started, or native code that it has loaded, may
+ask about any file below."""
+_LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
 _COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
 """Programs that open every file of a side on which their result depends."""
 _readlink = os.readlink
@@ -75,6 +77,7 @@ class UsedFiles:
         self._tried: set[str] = set()
         self._written: set[str] = set()
         self._starts = False
+        self._libraries: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
         self._digests: dict[str, str] = {}
@@ -97,8 +100,8 @@ class UsedFiles:
 
         "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file, or
         has tried to open. FOLDER/* is such a path, too: which files there are in a folder of the trees. So is TREE/**:
-        what another process asked about that it has started. WRITTEN in place of the SHA-256 for a file outside of the
-        trees that the process has only written.
+        what another process asked about that it has started, or native code that it has loaded. WRITTEN stands for a
+        file outside of the trees that the process has only written.
         """
         asked = self._asked.copy()
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
@@ -116,7 +119,12 @@ class UsedFiles:
             or any(_is_below(path, folder) for folder in near)
             or not (path.endswith("/*") or self._is_left_out(path, left_out))
         }
-        told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if self._starts}
+        asks = (
+            self._starts
+            or any(map(_LIBRARY.fullmatch, self._digests))
+            or not all("/" in name and self._is_left_out(source_of(name), left_out) for name in self._libraries)
+        )
+        told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if asks}
         written = {source_of(file) for file in self._written.copy()}
         told |= {file: WRITTEN for file in written if not self._tree(file) and self._counts(file, left_out)}
         self._asked &= asked  # without what this method has asked about
@@ -187,6 +195,8 @@ class UsedFiles:
             opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
             self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
+        if event == "ctypes.dlopen" and self._is_called_by_a_side(imports=False):
+            self._libraries.add(os.fsdecode(arguments[0] or ""))
         if event in _LISTS:
             if _is_code_of_a_side() and (folder := _folder(arguments[0])):
                 self._asked.add(f"{folder}/{EVERYTHING}")
@@ -204,13 +214,18 @@ class UsedFiles:
         if event == "open":
             self._tried.add(_full(arguments[named]))
 
-    def _is_called_by_a_side(self) -> bool:
-        """Whether a function of the trees, but not of the harness, calls now, itself or by a library."""
+    def _is_called_by_a_side(self, *, imports: bool = True) -> bool:
+        """Whether a function of the trees, but not of the harness, calls now, itself or by a library.
+
+        imports: whether what a library does while it is imported counts.
+        """
         frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
         while frame:
             file = frame.f_code.co_filename
             if self._tree(file) and not _is_of_instrument(file):
                 return True
+            if not imports and any(word in file for word in _OF_IMPORTS):
+                return False
             frame = frame.f_back
         return False
 

@@ -14,6 +14,12 @@ from tests.processes.conftest import Asking
 
 STARTER = """
 import subprocess
+import ctypes
+def load(name):
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        pass
 def start(name="true"):
     try:
         subprocess.run([name, "--version"], capture_output=True)
@@ -239,9 +245,17 @@ def test_what_lies_beside_a_folder_of_code_was_asked_about_though_it_lies_in_the
         ("import starter; starter.start('nvcc')", False),
         ("import starter; starter.start('make')", True),
         ("import starter, threading as t; a = t.Thread(target=starter.start); a.start(); a.join()", True),
+        # Native code asks the system without Python.
+        ("import ctypes; ctypes.CDLL(None)", False),  # as the harness does
+        ("import starter; starter.load(None)", True),
+        ("import starter; starter.load('libm.so.6')", True),
+        ("import starter; starter.load('/usr/lib/libnone.so')", False),  # of the system
+        ("import starter; starter.load(str(top / 'lib.so'))", True),
+        ("open('lib.so').close()", True),
+        ("open('early.py').close()", False),
     ],
 )
-def test_a_process_that_the_code_of_a_side_starts_may_ask_about_anything(
+def test_a_process_that_the_code_of_a_side_starts_and_its_native_code_may_ask_about_anything(
     ask: Asking, top: Path, code: str, starts: bool
 ) -> None:
     (top / "starter.py").write_text(STARTER)

@@ -54,12 +54,11 @@ EVERYTHING = "*"
 WRITTEN = ">"
 """In place of the digest of a file: the process has written it, and hasn't read it."""
 ANYTHING = "**"
-"""In place of the name of a file: a process that the code of a side has started, or native code that it has loaded, may
-ask about any file below."""
+"""In place of the name of a file: a process that a side has started, or native code, may ask about any file below."""
 _LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
 _COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
 """Programs that open every file of a side on which their result depends."""
-_readlink = os.readlink
+_readlink, _real = os.readlink, cache(os.path.realpath)
 
 
 class UsedFiles:
@@ -80,6 +79,7 @@ class UsedFiles:
         self._libraries: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
+        self._listens = True
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
         self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
@@ -103,13 +103,13 @@ class UsedFiles:
         what another process asked about that it has started, or native code that it has loaded. WRITTEN stands for a
         file outside of the trees that the process has only written.
         """
-        asked = self._asked.copy()
+        self._listens = False  # what this method asks about is no code's
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
         left_out = self._left_out()
         # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
-        about = asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        about = self._asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
         # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
         linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
         told = {
@@ -127,7 +127,7 @@ class UsedFiles:
         told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if asks}
         written = {source_of(file) for file in self._written.copy()}
         told |= {file: WRITTEN for file in written if not self._tree(file) and self._counts(file, left_out)}
-        self._asked &= asked  # without what this method has asked about
+        self._listens = True
         return tuple(sorted((told | self._digests).items()))
 
     def _files(self) -> set[str]:
@@ -234,8 +234,10 @@ class UsedFiles:
 
         @functools.wraps(function)
         def asked(path: Any, *more: Any, **options: Any) -> Any:
-            if isinstance(path, (str, bytes, os.PathLike)) and (folder := _folder(options.get("dir_fd"))):
-                self._asked.add(os.path.join(folder, os.fsdecode(path)))  # noqa: PTH118 - may be a full path
+            if self._listens and isinstance(path, (str, bytes, os.PathLike)):
+                name = os.fsdecode(path)
+                if folder := "/" if name.startswith("/") else _folder(options.get("dir_fd")):
+                    self._asked.add(os.path.join(folder, name))  # noqa: PTH118 - may be a full path
             return function(path, *more, **options)
 
         return asked
@@ -375,12 +377,10 @@ def _folder(given: Any) -> str:
 @cache
 def _links(file: str) -> tuple[str, ...]:
     """The links on the way to a file, which may be one itself. Each is a full path, without links before its name."""
-    found, place = [], "/"
-    for part in file.split("/"):
-        path = os.path.normpath(f"{place}/{part}")
-        place = os.path.realpath(path)
-        found += [path] if os.path.islink(path) else []  # noqa: PTH114 - there are thousands
-    return tuple(found)
+    folder, _, name = file.rpartition("/")
+    path = os.path.normpath(f"{_real(folder or '/')}/{name}")
+    above = _links(folder) if folder else ()
+    return (*above, path) if os.path.islink(path) else above  # noqa: PTH114 - there are thousands
 
 
 @cache

@@ -139,8 +139,8 @@ class Surveyed(_Numbered):
     files are checked; None from an earlier harness, which doesn't tell it. software: name and version of the driver and
     of each package that times rest on, as this process sees them; an earlier harness tells none. spared: with which
     extreme values the ops of the files aren't checked; None from an earlier harness. variables: what the ops, when they
-    were loaded, have set in the environment; None for a variable that they have removed. untimed: the steps of the ops'
-    variants that no time holds; None from an earlier harness.
+    were loaded, have set in the environment; None for a variable that they have removed. untimed: what lets
+    work of the ops' variants escape the time; None from an earlier harness.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]

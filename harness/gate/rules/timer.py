@@ -12,7 +12,7 @@ ACCEPT = "cases were timed in another way than in the base"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """An undecided finding for each case whose timers differ between base and now, and for untimed steps."""
+    """An undecided finding for each case whose timers differ between base and now, and for untimed work."""
     for found in evidence.cases:
         before, after = timer(found.base), timer(found.now)
         if before and after and before != after:

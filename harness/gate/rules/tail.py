@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from statistics import fmean
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
 
 from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
-from harness.model import Measurement
 
 ACCEPT = "some calls of a case take far longer than the median now, so the mean is slower than in the base"
 _MORE = 1.5
@@ -26,7 +25,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _judge(found: CaseEvidence, base: str) -> Iterator[Finding]:
-    before, after = ([_mean(m) for m in side if m.time] for side in (found.base, found.now))
+    before, after = ([_mean(m.samples) for m in side if m.time] for side in (found.base, found.now))
     (slowest, furthest), (fastest, nearest) = map(max, zip(*before, strict=True)), map(min, zip(*after, strict=True))
     if fastest > slowest and nearest > _MORE * furthest:
         message = (
@@ -37,7 +36,7 @@ def _judge(found: CaseEvidence, base: str) -> Iterator[Finding]:
         yield Finding("tail", "undecided", message, advice, found.case, ("base", "now"))
 
 
-def _mean(measurement: Measurement) -> tuple[float, float]:
+def _mean(samples: Sequence[float]) -> tuple[float, float]:
     """The mean of the samples in seconds, and as a multiple of their median."""
-    mean = fmean(measurement.samples)
-    return mean, mean / (measurement.time or mean)
+    mean = fmean(samples)
+    return mean, mean / median(samples)

@@ -25,6 +25,9 @@ SOMETIMES = (*EVEN[1:], 21.0)  # the mean is three times the median
         ([SOMETIMES] * 3, [SOMETIMES] * 3, False),
         ([EVEN] * 3, [(*EVEN[1:], 5.9)] * 3, False),  # 1.49 times
         ([EVEN] * 3, [(*EVEN[1:], 6.1)] * 3, True),
+        # In the base the mean is twice the median.
+        ([(*EVEN[1:], 11.0)] * 3, [(*EVEN[1:], 20.9)] * 3, False),
+        ([(*EVEN[1:], 11.0)] * 3, [(*EVEN[1:], 21.1)] * 3, True),
         # Most calls became faster, and no call slower.
         ([EVEN] * 3, [tuple(value / 21 for value in SOMETIMES)] * 3, False),
     ],

@@ -231,3 +231,10 @@ def test_complaints_about_times_begin_as_the_gate_knows_them(function: Callable[
     texts = [value.values[0].value for value in returned if isinstance(value, ast.JoinedStr)]  # type: ignore[attr-defined]
     assert texts
     assert all(text.startswith(ended._OF_TIMES) for text in texts)
+
+
+def test_of_several_reasons_the_first_is_told(measured: Callable[..., Measurement]) -> None:
+    first, second = (measured(status="crashed", error=f"{name}\nits trace") for name in ("first", "second"))
+    told = ended.complaint([measured(), first, second])
+    assert told == "ended as crashed in 2 of 3 processes: first"
+    assert ended.complaint([measured()]) == ""

@@ -26,6 +26,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _judge(found: CaseEvidence, base: str) -> Iterator[Finding]:
     before, after = ([_mean(m.samples) for m in side if m.time] for side in (found.base, found.now))
+    if not before or not after:
+        return  # the rule 'wrong' fails it
     (slowest, furthest), (fastest, nearest) = map(max, zip(*before, strict=True)), map(min, zip(*after, strict=True))
     if fastest > slowest and nearest > _MORE * furthest:
         message = (

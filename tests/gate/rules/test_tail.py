@@ -49,6 +49,7 @@ def test_a_mean_that_every_process_shows_to_be_slower_is_told(
     assert [(f.severity, f.rests_on) for f in found] == [("undecided", ("base", "now"))] * told
     assert not judged(evidence("regressed", **sides)), "it fails"
     assert not judged(evidence(None, **sides))
+    assert not judged(evidence(**{**sides, "now": (failed,)}))
     assert len(judged(evidence("improved", **sides))) == told
     assert not judged(evidence(control=True, **sides))
 

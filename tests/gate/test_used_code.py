@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,8 +190,12 @@ def test_what_one_side_writes_where_the_other_one_looks_is_shared(
     plan, new, old, log = (places.file(f"elsewhere/{name}") for name in ("plan", "new", "old", "log"))
     gone, ours = places.top / "elsewhere" / "gone", places.file("repository/new.py")
     assert comparison(probed(written=frozenset({plan, log})), probed(plan)).shared == (str(plan),)
-    looked = probed(old, absent=frozenset({new, gone, ours, new.parent}))
-    assert comparison(looked, probed(written=frozenset({old, log}))).shared == (str(new), str(old))
+    looked = probed(old, log, absent=frozenset({new, gone, ours, new.parent}))
+    old.write_text("changed")
+    assert comparison(looked, probed()).shared == (str(new), str(old))
+    changed = plan.stat().st_ctime
+    for during, shared in (((changed, changed + 1), (str(plan),)), ((changed + 1, changed + 2), ()), ((0, 1), ())):
+        assert comparison(probed(during=during), probed(plan, ours)).shared == shared, "as torch.save writes"
     assert comparison(probed(written=frozenset({log})), probed(written=frozenset({log}))).shared == ()
 
 
@@ -365,12 +370,14 @@ def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: t
     workers: Any = Asked(dict(zip("ab", statuses, strict=True)))
     workers.complete = fine
     jobs = [Job(Case(op, "v", "float32", (("N", 8),))) for op in "ab"]
+    began = time.time()
     found = probe(workers, jobs, workers, Path("/tree"))
     assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
     assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
     assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt"), Path(workers.there)}
     assert found.absent == {Path("/tree/a.txt"), Path("/tree/b.txt")}
     assert found.written == {Path("/home/a.log"), Path("/home/b.log")}
+    assert began <= found.during[0] <= found.during[1] <= time.time()
     assert found.opened == {Path("/tree/a.h")}
     assert (found.complete, found.fine) == (fine, fine)
     assert found.right == {job.case.id for job, status in zip(jobs, statuses, strict=True) if status == "ok"}

@@ -54,7 +54,7 @@ def is_doubtful(measurements: Sequence[Measurement]) -> bool:
     looks so.
     """
     bad = [m for m in measurements if m.time is None]
-    return 2 * len(bad) < len(measurements) and all((m.error or "").startswith(_OF_TIMES) for m in bad)
+    return 0 < 2 * len(bad) < len(measurements) and all((m.error or "").startswith(_OF_TIMES) for m in bad)
 
 
 def _lost(measurements: Sequence[Measurement]) -> Fraction:

@@ -30,12 +30,12 @@ _SYSTEM = tuple(
 )  # fmt: skip
 _OF_USERS = ("/dev/shm", "/run/user")
 """Folders among them where programs keep files by their names."""
-_INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT")
-"""Variables that name folders of software which is installed for both sides, outside of the system's folders."""
+_INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT", "CUDA_CACHE_PATH")
+"""Variables that name folders of both sides' software outside of the system's folders, or of the driver's own cache."""
 # What libraries and the driver compiled is kept there by its content, so no side can get what another one made. Users'
 # programs keep files there by their names, too, such as plans.
-_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR")
-_KEPT_BY_CONTENT = frozenset({".triton", ".nv", ".cupy"})
+_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR")
+_KEPT_BY_CONTENT = frozenset({".triton", ".cupy"})
 _INDUCTOR = "torchinductor_"  # with the name of the user
 """The names of the usual folders."""
 _HASH = re.compile(r"(?=[A-Za-z]*\d)[0-9A-Za-z]{32,}")
@@ -176,7 +176,7 @@ class UsedFiles:
         return (
             not INSTALLED.isdisjoint(inside)
             or not {"__pycache__", ".git"}.isdisjoint(inside)
-            or (not tree and (_is_of_system(file) or _is_kept_by_content(file)))
+            or (not tree and (_is_of_system(file) or ".nv" in inside or _is_kept_by_content(file)))
             or any(_is_below(file, folder) for folder in left_out[tree])
         )
 

@@ -47,11 +47,13 @@ def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
         "cuda-13/include/cuda_fp16.h",
         f"home/.triton/cache/{content.upper()}/softmax.cubin",
         f"home/.nv/ComputeCache/0/1/{content}",
+        "home/.nv/ComputeCache/index",
         f"home/.cupy/kernel_cache/{content}.cubin",
         f"tmp/torchinductor_me/ab/c{content}.py",
         f"inductor/fxgraph/ab/f{content}/g.py",
         f"triton/{content}/softmax.json",
         f"driver/ComputeCache/2/{content}",
+        "driver/index",
     ]
     by_name = [
         "home/.cache/mine/fast.cubin", "home/.nvtuned/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so",

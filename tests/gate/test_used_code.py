@@ -193,6 +193,7 @@ def test_what_one_side_writes_where_the_other_one_looks_is_shared(
     looked = probed(old, log, absent=frozenset({new, gone, ours, new.parent}))
     old.write_text("changed")
     assert comparison(looked, probed()).shared == (str(new), str(old))
+    assert comparison(probed(), replace(probed(), files={gone: X})).shared == (), "as a library built for a moment"
     changed = plan.stat().st_ctime
     for during, shared in (((changed, changed + 1), (str(plan),)), ((changed + 1, changed + 2), ()), ((0, 1), ())):
         assert comparison(probed(during=during), probed(plan, ours)).shared == shared, "as torch.save writes"

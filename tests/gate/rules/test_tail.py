@@ -28,6 +28,7 @@ SOMETIMES = (*EVEN[1:], 21.0)  # the mean is three times the median
         # In the base the mean is twice the median.
         ([(*EVEN[1:], 11.0)] * 3, [(*EVEN[1:], 20.9)] * 3, False),
         ([(*EVEN[1:], 11.0)] * 3, [(*EVEN[1:], 21.1)] * 3, True),
+        ([EVEN] * 3, [(*(0.5,) * 9, 11.0)] * 3, True),  # most calls became faster
         # Most calls became faster, and no call slower.
         ([EVEN] * 3, [tuple(value / 21 for value in SOMETIMES)] * 3, False),
     ],

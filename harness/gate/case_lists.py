@@ -15,6 +15,7 @@ from harness.ops import Op
 from harness.ops.known_cases import recognised
 from harness.processes.messages import Surveyed
 from harness.processes.strictness import laxer, newly_spared
+from harness.processes.untimed import newly_untimed
 from harness.scenario import Definition, Selection
 
 SIDES: tuple[Side, Side] = ("now", "base")
@@ -55,7 +56,7 @@ class Wanted:
 class Cases:
     """What each side measures: first the common cases, in the same order, then the cases that only this side has.
 
-    asked, before, untold, laxer: as in the evidence.
+    asked, before, untold, laxer, untimed: as in the evidence.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -65,6 +66,7 @@ class Cases:
     before: tuple[Scenario, ...] = ()
     untold: tuple[str, ...] = ()
     laxer: tuple[str, ...] = ()
+    untimed: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Job, ...]:
@@ -112,6 +114,7 @@ def common(
     known = set(base.known)
     shared = [job for job in asked.jobs if job.case.id in known]
     new = [job for job in asked.jobs if job.case.id not in known]
+    variants = [(job.case.op, job.case.variant) for job in shared]
     known_now = asked.known
     only_base = [job for file in (*asked.files, *old) for job in loaded[file] or () if job.case.id not in known_now]
     today = {job.case.id: _recognised(job, catalogue).case.id for jobs in base.files for job in jobs or ()}
@@ -132,6 +135,7 @@ def common(
         before=before,
         untold=tuple(_untold(old, loaded, base)),
         laxer=tuple(_laxer(base, catalogue)),
+        untimed=() if base.untimed is None else tuple(newly_untimed(base.untimed, variants, catalogue)),
     )
 
 

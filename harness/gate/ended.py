@@ -11,6 +11,8 @@ _OF_CODE = frozenset({
     "AssertionError", "AttributeError", "FileNotFoundError", "ImportError", "IndexError", "KeyError",
     "ModuleNotFoundError", "NameError", "NotImplementedError", "SyntaxError", "TypeError", "ValueError",
 })  # fmt: skip
+_OF_TIMES = ("calls take ", "calls that took ", "the device works for ")
+"""How complaints begin that compare times with each other, and no results."""
 
 
 def never_timed(measurements: Sequence[Measurement]) -> bool:
@@ -43,6 +45,16 @@ def is_worse(before: Sequence[Measurement], after: Sequence[Measurement]) -> boo
     more = _lost(after) > _lost(before)
     never = never_timed(after) and not never_timed(before)
     return not complaint(before) or never or (is_wrong(after) and (more or not is_wrong(before)))
+
+
+def is_doubtful(measurements: Sequence[Measurement]) -> bool:
+    """Whether fewer than half of the processes have no time, and each of these for a complaint about its times.
+
+    Other work on the machine may make a call look so, by chance. A call that does less work where it's timed always
+    looks so.
+    """
+    bad = [m for m in measurements if m.time is None]
+    return 0 < 2 * len(bad) < len(measurements) and all((m.error or "").startswith(_OF_TIMES) for m in bad)
 
 
 def _lost(measurements: Sequence[Measurement]) -> Fraction:

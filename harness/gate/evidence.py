@@ -22,8 +22,9 @@ class Evidence:
     known. used: the files that both sides used; None for stored runs. same: whether nothing was measured, since both
     sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
     changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
-    is checked less strictly than by the base, one sentence each. waivers: all of the file. today: as YYYY-MM-DD, UTC.
-    edited: files that somebody has edited since the gate began.
+    is checked less strictly than by the base, one sentence each. untimed: what lets work escape the time now, one
+    sentence each. waivers: all of the file. today: as YYYY-MM-DD, UTC. edited: files that somebody has edited since the
+    gate began.
     """
 
     base: str
@@ -40,6 +41,7 @@ class Evidence:
     measuring: str = ""
     judged: tuple[Judged, ...] = ()
     laxer: tuple[str, ...] = ()
+    untimed: tuple[str, ...] = ()
     waivers: tuple[Waiver, ...] = ()
     today: str = ""
     edited: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
 from harness.processes.nursery import Nursery
+from harness.processes.supervisor import too_few
 from harness.scenario import Selection
 
 
@@ -93,8 +94,9 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         with used_code.watched(repository, codes.values()) as opened:
             after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened, now.root)
         used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
-        # What is right may be said by any file, so the same code alone needs no judge.
-        judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
+        # What is right may be said by any file, so the same code needs no judge, unless several ranks use more of it.
+        jobs = _to_judge(cases, before.right & after.right, kind)
+        judged = judging.judged(of_base, of_now, [job for job in jobs if job.case.world > 1 or not used.same])
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     gone = _unplugged(base, now) if cases.untold else ()
     cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
@@ -123,9 +125,16 @@ def _named(base: Checkout) -> Iterator[None]:
         raise UsageError(f"{base.code.label} can't be loaded: {found}", advice) from error
 
 
-def _to_judge(cases: Cases, right: frozenset[str]) -> list[Job]:
-    """The jobs that each side finds right, on one device: what several ranks make together isn't written into files."""
-    return [job for job in cases.jobs["now"] if job.case.id in right and job.case.world == 1]
+def _to_judge(cases: Cases, right: frozenset[str], kind: str) -> list[Job]:
+    """The jobs that each side finds right, on one device; then the jobs of both on several, where there are so many.
+
+    right: as found on one device.
+    """
+    known = {job.case.id for job in cases.jobs["base"]}
+    alone = [job for job in cases.jobs["now"] if job.case.world == 1 and job.case.id in right]
+    several = [job for job in cases.jobs["now"] if job.case.world > 1 and job.case.id in known]
+    there = (job for job in several if not too_few(kind, job.case.world))
+    return [*alone, *sorted(there, key=lambda job: job.case.world)]
 
 
 def _alone(jobs: Sequence[Job]) -> list[Job]:

@@ -31,6 +31,8 @@ def _judge(base: Workers, now: Workers, job: Job, folder: Path) -> Judged | None
             wrong, unable = base.exchange("judge", job, folder)
         if workers is base and wrong:
             unable = f"the base finds its own result wrong, too: {wrong}"
+    if unable.startswith("unsupported: "):
+        return None  # its measurements say so, too
     # Where the base's own inputs differ from call to call, nothing can be said.
     if not wrong and not unable and not base.exchange("own", job, folder)[0]:
         other, _ = now.exchange("own", job, folder)

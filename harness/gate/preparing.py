@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from harness.gate.worktree import Checkout
 _LIMIT = 3600
 _TOLD = 15  # lines of a command that failed
 _OF_SHELLS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "cd", "export", "source"})
+_INSTALLS = re.compile(r"((python[\d.]* -m )?pip[\d.]*|uv pip|conda|mamba) install ")
 _OF_THIS_PYTHON = {"pip": ["-m", "pip"], "python": [], "python3": []}
 
 
@@ -46,7 +48,7 @@ def _words(command: str, site: Path, root: Path) -> list[str]:
     if syntax := next((word for word in words if word in _OF_SHELLS), None):
         what = f"--prepare {command!r}: it isn't given to a shell, for which {syntax!r} is meant"
         raise UsageError(what, f"repeat --prepare for each command, or name the shell: bash -c {shlex.quote(command)}")
-    if words[:2] == ["pip", "install"] and "{site}" not in command:
+    if _INSTALLS.match(" ".join(words)) and "{site}" not in command:
         what = f"--prepare {command!r}: both sides would have what is installed last, in the Python of both"
         raise UsageError(what, "install into each side's own folder: pip install --no-deps --target {site} {root}")
     filled = [word.replace("{site}", str(site)).replace("{root}", str(root)) for word in words]

@@ -240,14 +240,14 @@ class UsedCode:
 
     base, now: path and SHA-256 of each file, sorted. Paths in a side's tree begin at its top, paths of what was made
     for it at '{made}'; other paths are full. shared: files that both sides used, in the repository or outside of both
-    trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
-    used or asked about. unused: the others that differ. software: those by which other software would be installed.
+    trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side used
+    or asked about. unused: the others that differ. software: those by which other software would be installed.
     versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known,
-    and no process that a side started may tell the sides apart by a file that it only asked about. unmatched: files
-    that the working tree used and git ignores, and that the base doesn't have. outside: files outside of the repository
-    that the working tree found by its own place, where the base found none. filtered: files with other contents on the
-    two sides, though git calls them the same. older: files that git ignores, that the working tree used, and that are
-    older than a changed source which no side opened.
+    and no process that a side started, nor native code, may tell the sides apart by a file that it only asked about.
+    unmatched: files that the working tree used and git ignores, and that the base doesn't have. outside: files outside
+    of the repository that the working tree found by its own place, where the base found none. filtered: files with
+    other contents on the two sides, though git calls them the same. older: files that git ignores, that the working
+    tree used, and that are older than a changed source which no side opened.
     """
 
     base: tuple[tuple[str, str], ...] = ()

@@ -1,9 +1,10 @@
-"""Files that say which software is installed: constraints, requirements, lock files, and what a project depends on."""
+"""Files that say what both sides run with: constraints, lock files, dependencies, images, the workflow of the gate."""
 
 from __future__ import annotations
 
 import ast
 import configparser
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -23,8 +24,13 @@ _IN_SETUP = ("install_requires", "setup_requires", "python_requires", "extras_re
 
 
 def changed(files: Iterable[str], base: Path, now: Path) -> list[str]:
-    """Those of the changed files by which other software would be installed. base, now: the folders of both sides."""
-    return [file for file in files if _names_software(file) or _depends_otherwise(file, base, now)]
+    """Those of the changed files by which other software would be installed. base, now: the folders of both sides.
+
+    The file of the job that runs now is one, unless it is new: it names an image, variables, and what is gated.
+    """
+    job = _job(os.environ)
+    own = {job} if job and (base / job).is_file() else set()
+    return [file for file in files if file in own or _names_software(file) or _depends_otherwise(file, base, now)]
 
 
 def differing(base: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
@@ -35,6 +41,13 @@ def differing(base: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(base.keys() | now.keys()) if base and now else ():
         if base.get(name) != now.get(name):
             yield f"{name} {base.get(name, 'none')}, now {now.get(name, 'none')}"
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """The file of the repository that describes the job that runs now, as GitHub or GitLab tells it; "" for none."""
+    # Such as OWNER/REPOSITORY/.github/workflows/gate.yml@refs/pull/1/merge, also where that calls another workflow.
+    _, _, file = environ.get("GITHUB_WORKFLOW_REF", "").partition("@")[0].partition("/")[2].partition("/")
+    return file or environ.get("CI_CONFIG_PATH", "")
 
 
 def _names_software(file: str) -> bool:

@@ -205,6 +205,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         measuring=sides.measuring,
         judged=sides.judged,
         laxer=cases.laxer,
+        untimed=cases.untimed,
         waivers=request.waivers,
         today=start.day,
         edited=edited(sides.codes["now"], sides.used) if sides.used else (),

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.processes import hatchery, python, start
 from harness.processes.supervisor import Workers
-from harness.processes.used import ANYTHING, EVERYTHING, digest, source_of
+from harness.processes.used import ANYTHING, EVERYTHING, WRITTEN, digest, source_of
 
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
@@ -34,6 +35,7 @@ _OF_OTHERS = frozenset({".git", "pyvenv.cfg", "node_modules"})
 """What a folder holds that is of other software, or of another repository."""
 _OF_INSTALLATIONS = re.compile(r"\.(egg|dist)-info(/|$)")
 """What only pip and the like read, to find packages."""
+_CLOCK = 0.01  # seconds by which the clock of files is late
 _EMPTY = hashlib.sha256().hexdigest()
 
 
@@ -42,6 +44,8 @@ class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
     asked: paths that they asked about, such as whether there is a file; FOLDER/* if they asked which files there are.
+    absent: what of that wasn't there when they had ended. written: files outside of the trees that they only wrote, as
+    far as Python wrote them. during: when the first case began and the last one ended, in seconds since 1970.
     fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
     and version. variables: as in `Surveyed`.
     """
@@ -54,12 +58,17 @@ class Probed:
     right: frozenset[str]
     software: Mapping[str, str]
     variables: tuple[tuple[str, str | None], ...] = ()
+    absent: frozenset[Path] = frozenset()
+    written: frozenset[Path] = frozenset()
+    during: tuple[float, float] = (0.0, 0.0)
 
 
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | None) -> Probed:
     """Check each case once. workers: they listen. root: the folder whose harness they import; None for this one's."""
+    began = time.time()
     files: dict[Path, str] = {}
     asked: set[Path] = set()
+    written: set[Path] = set()
     ended: dict[str, str] = {}
     installed: dict[str, str] = {}
     variables: tuple[tuple[str, str | None], ...] = ()
@@ -68,8 +77,11 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
         opened.so_far()
         # Each time, since a process that crashes takes with it what it knows.
         surveyed = workers.survey()
-        files |= {Path(path): content for path, content in surveyed.used if content}
-        asked |= {Path(path) for path, content in surveyed.used if not content}
+        for path, content in surveyed.used:
+            if content in ("", WRITTEN):
+                (written if content else asked).add(Path(path))
+            else:
+                files[Path(path)] = content
         installed |= dict(surveyed.software)
         variables = surveyed.variables
     fine = all(status in _HARMLESS for status in ended.values())
@@ -79,7 +91,20 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
     roots = {python.own_root(), root or python.own_root()}
     own = [top / "harness" for top in roots]
     seen = frozenset(file for file in opened.so_far() if file.name != ".git" and not any(map(file.is_relative_to, own)))
-    return Probed(files, frozenset(asked), seen, opened.complete, fine, right, installed, variables)
+    absent = frozenset(path for path in asked if not os.path.lexists(path))
+    return Probed(
+        files,
+        frozenset(asked),
+        seen,
+        opened.complete,
+        fine,
+        right,
+        installed,
+        variables,
+        absent=absent,
+        written=frozenset(written),
+        during=(began, time.time()),
+    )
 
 
 def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:
@@ -249,19 +274,37 @@ def _is_noticed(name: str, folder: Path, folders: Mapping[Side, Path], asked: fr
 
 
 def _shared(top: Path, names: SideNames, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
-    """Files that the base used though they aren't its own: all in the working tree, others if both sides used them."""
+    """Files that the base used though they aren't its own: all in the working tree, others if both sides used them.
+
+    A side that has only written a file has used it, if the other side reads it or looks for it. What a library writes
+    without Python, such as `torch.save`, is known by when the file was changed.
+    """
     before, now = probed["base"], probed["now"]
+
+    def elsewhere(files: Iterable[Path]) -> set[Path]:
+        return {file for file in files if names.of(file) is None and not file.is_relative_to(top)}
+
     used_now = {*now.files, *now.opened}
-    certain = {file for file in before.files if names.of(file) is None}
     # Another program may have opened a file of the working tree meanwhile.
-    seen = {file for file in before.opened & used_now if names.of(file) is None}
+    used = {*before.files, *(before.opened & used_now)}
     # What the base only asked about wasn't there yet, so the base made it, and the working tree found it.
-    made = {file for file in before.asked & used_now if names.of(file) is None and not file.is_relative_to(top)}
-    for file in (certain | seen | made) - scenarios:
-        if file.is_relative_to(top):
-            yield str(file.relative_to(top))
-        elif file in used_now:
-            yield str(file)
+    made = (before.asked | before.written) & used_now
+    made |= {file for file in elsewhere(now.files) if _is_changed(file, before.during)}
+    # What has come or changed since where the base looked is the working tree's. From now on the base finds it, too.
+    left = {file for file in before.absent if file.is_file()}
+    left |= {file for file in elsewhere(before.files) if digest(file) not in ("", before.files[file])}
+    inside = {file for file in used if names.of(file) is None and file.is_relative_to(top)}
+    yield from (str(file.relative_to(top)) for file in inside - scenarios)
+    yield from map(str, elsewhere((used & used_now) | made | left) - scenarios)
+
+
+def _is_changed(file: Path, during: tuple[float, float]) -> bool:
+    """Whether a file was made or changed then."""
+    began, ended = during
+    try:
+        return began - _CLOCK <= file.stat().st_ctime <= ended
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

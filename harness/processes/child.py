@@ -49,6 +49,7 @@ from harness.processes.messages import (
     encode,
 )
 from harness.processes.strictness import spared, strictness
+from harness.processes.untimed import untimed
 from harness.processes.used import UsedFiles
 
 _PR_SET_PDEATHSIG = 1
@@ -114,7 +115,8 @@ class Worker:
                 return Confirmed()
             case Exchange(step, job, folder):
                 job = replace(job, case=recognised(job.case, self._ops))
-                return Exchanged(*exchange.take(step, job, self._ops[job.case.op], self._device, Path(folder)))
+                op = self._ops[job.case.op]
+                return Exchanged(*exchange.take(step, job, op, self._device, Path(folder), group=self._group))
             case SurveyCode(files, jobs):
                 known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]
@@ -122,8 +124,17 @@ class Worker:
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
                 used = self._heard.so_far() if self._heard else ()
-                checks = strictness(ops.values()), spared(ops.values())
-                return Surveyed(asked, known, scenarios, used, checks[0], self._software, checks[1], self._variables)
+                return Surveyed(
+                    asked,
+                    known,
+                    scenarios,
+                    used,
+                    strictness(ops.values()),
+                    self._software,
+                    spared(ops.values()),
+                    self._variables,
+                    untimed(ops.values()),
+                )
 
     @cached_property
     def _software(self) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,8 @@
 
 So the reference, the check and the inputs of the base can judge a kernel of the working tree, whatever its commit has
 changed in them. Steps: 'give' writes the inputs, 'work' calls the variant and writes what it leaves, 'judge' compares
-that with what is right. 'own' tells which inputs a code makes in another way, since a time may depend on them.
+that with what is right. 'own' tells which inputs a code makes in another way, since a time may depend on them. Several
+ranks take each step together, each with files of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from harness import check
 from harness.devices import Device
 from harness.model import Job
 from harness.ops import Context, Op
+from harness.ranks import ALONE, Group
 from harness.session import EndedError, Session
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ _MOST = 8 << 30
 """Bytes of inputs that are written."""
 
 
-def take(step: Step, job: Job, op: Op, device: Device, folder: Path) -> tuple[str, str]:
+def take(  # noqa: PLR0913 - a case, with what makes it a session, and its files
+    step: Step, job: Job, op: Op, device: Device, folder: Path, *, group: Group = ALONE
+) -> tuple[str, str]:
     """Take a step. Gives (wrong, unable): what is wrong with the outputs, why the step can't be taken; "" for nothing.
 
     Of the step 'own', what is wrong is the name of an input that this code makes in another way.
@@ -35,7 +39,7 @@ def take(step: Step, job: Job, op: Op, device: Device, folder: Path) -> tuple[st
     folder: where the steps before have left their files.
     """
     try:
-        with Session(job.case, op, device) as session:
+        with Session(job.case, op, device, group) as session:
             if obstacle := session.obstacle():
                 raise obstacle
             if step == "give":
@@ -52,40 +56,44 @@ def _give(session: Session, folder: Path) -> str:
     size = sum(tensor.nbytes for value in inputs.values() for tensor in _tensors(value))
     if size > _MOST:
         return f"its inputs have more than {_MOST >> 30} GiB"
-    _write(folder / _INPUTS, inputs)
+    _write(_file(session, folder, _INPUTS), inputs)
     return ""
 
 
 def _work(session: Session, folder: Path) -> tuple[str, str]:
     op = session.op
-    given = _read(folder / _INPUTS, session.context())
+    given = _read(_file(session, folder, _INPUTS), session.context())
     missing = [tensor.name for tensor in op.inputs if not hasattr(given, tensor.name)]
     if missing:
         return "", f"it has an input {missing[0]}, which the base's op doesn't have"
     session.prepare(given)
     fault, after = session.outcome()
-    if fault:
+    if fault := session.group.verdict(fault):
         return fault, ""
     wanted = [tensor.name for tensor in (*op.outputs, *op.inputs)]
     left = {name: value for name in wanted if _can_be_written(value := getattr(after, name, None))}
-    _write(folder / _OUTPUTS, left)
+    _write(_file(session, folder, _OUTPUTS), left)
     return "", ""
 
 
 def _judge(session: Session, folder: Path) -> tuple[str, str]:
     ctx, op = session.context(), session.op
-    before, after = (_read(folder / name, ctx) for name in (_INPUTS, _OUTPUTS))
+    before, after = (_read(_file(session, folder, name), ctx) for name in (_INPUTS, _OUTPUTS))
     named = [tensor.name for tensor in (*op.outputs, *op.inputs)]
     if missing := [name for name in named if not hasattr(after, name)]:
         return "", f"the working tree's op has no {missing[0]}, which the base's op has"
-    return check.verdict_of(ctx, session.variant, before, after).wrong or "", ""
+    return session.group.verdict(check.verdict_of(ctx, session.variant, before, after).wrong) or "", ""
 
 
 def _own(session: Session, folder: Path) -> tuple[str, str]:
-    given, own = _read(folder / _INPUTS, session.context()), check.make_inputs(session.context())
+    given, own = _read(_file(session, folder, _INPUTS), session.context()), check.make_inputs(session.context())
     named = [tensor.name for tensor in session.op.inputs]
     other = (name for name in named if not _equal(getattr(given, name, None), getattr(own, name, None)))
     return next(other, ""), ""
+
+
+def _file(session: Session, folder: Path, name: str) -> Path:
+    return folder / f"{session.group.rank}-{name}"
 
 
 def _equal(one: Any, other: Any) -> bool:

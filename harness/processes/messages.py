@@ -17,6 +17,7 @@ from harness.limits import Needs
 from harness.model import Job, Limits, Measurement, Scenario
 from harness.processes.exchange import Step
 from harness.processes.strictness import Spared, Strictness
+from harness.processes.untimed import Untimed
 
 VERSION = 2
 """Version of these messages and of the records in them."""
@@ -138,7 +139,8 @@ class Surveyed(_Numbered):
     files are checked; None from an earlier harness, which doesn't tell it. software: name and version of the driver and
     of each package that times rest on, as this process sees them; an earlier harness tells none. spared: with which
     extreme values the ops of the files aren't checked; None from an earlier harness. variables: what the ops, when they
-    were loaded, have set in the environment; None for a variable that they have removed.
+    were loaded, have set in the environment; None for a variable that they have removed. untimed: what lets
+    work of the ops' variants escape the time; None from an earlier harness.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
@@ -149,6 +151,7 @@ class Surveyed(_Numbered):
     software: tuple[tuple[str, str], ...] = ()
     spared: tuple[Spared, ...] | None = None
     variables: tuple[tuple[str, str | None], ...] = ()
+    untimed: tuple[Untimed, ...] | None = None
     kind: Literal["surveyed"] = "surveyed"
 
 

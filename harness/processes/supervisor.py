@@ -136,15 +136,18 @@ class Workers:
     def exchange(self, step: Step, job: Job, folder: Path) -> tuple[str, str]:
         """(wrong, unable): what is wrong with the job's outputs, why this step of judging them can't be taken.
 
-        The death of the process is a reason too. Raises as `measure` does.
+        The first of several ranks that tells something counts. The death of a process is a reason too. Raises as
+        `measure` does.
         """
-        team = self._ready(1)
+        team = self._ready(job.case.world)
         try:
-            answer = team.ask(Exchange(step, job, str(folder)), Exchanged, job.timing.timeout)[0]
+            answers = team.ask(Exchange(step, job, str(folder)), Exchanged, job.timing.timeout)
         except LostError as lost:
             self._team = None
             return "", brief(lost.text)
-        return answer.wrong, answer.unable
+        told = [(answers[rank].wrong, answers[rank].unable) for rank in sorted(answers)]
+        wrong, unable = (next(filter(None, texts), "") for texts in zip(*told, strict=True))
+        return wrong, unable
 
     def begin(self, size: int = 1) -> None:
         """Start `size` processes ahead of their turn, without waiting. They load torch, but don't touch the device."""

@@ -30,27 +30,35 @@ _SYSTEM = tuple(
 )  # fmt: skip
 _OF_USERS = ("/dev/shm", "/run/user")
 """Folders among them where programs keep files by their names."""
-_INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT")
-"""Variables that name folders of software which is installed for both sides, outside of the system's folders."""
-# What libraries and the driver compiled is kept there by its content, so no side can get what another one made.
-_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR")
-_KEPT_BY_CONTENT = frozenset({".triton", ".nv", ".cupy"})
+_INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT", "CUDA_CACHE_PATH")
+"""Variables that name folders of both sides' software outside of the system's folders, or of the driver's own cache."""
+# What libraries and the driver compiled is kept there by its content, so no side can get what another one made. Users'
+# programs keep files there by their names, too, such as plans.
+_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR")
+_KEPT_BY_CONTENT = frozenset({".triton", ".cupy"})
 _INDUCTOR = "torchinductor_"  # with the name of the user
 """The names of the usual folders."""
+_HASH = re.compile(r"(?=[A-Za-z]*\d)[0-9A-Za-z]{32,}")
+"""What is part of the path of a file that is kept by its content."""
 _LONGEST_PATH = 4096
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
 _LISTS = frozenset({"os.listdir", "os.scandir"})
 _OPENS = {"open": 0, "ctypes.dlopen": 0, "import": 1, "sqlite3.connect": 0}
 """Events of something that reads a file, and which argument names the file."""
+_NAMES_GIVEN = frozenset({"os.rename", "os.link", "os.symlink"})
+"""Events of something that gives a file a name, which is the second argument."""
 _OF_IMPORTS = ("importlib._bootstrap", "importlib/metadata/")
 EVERYTHING = "*"
 """In place of the name of a file: the process has asked which names the folder has."""
+WRITTEN = ">"
+"""In place of the digest of a file: the process has written it, and hasn't read it."""
 ANYTHING = "**"
-"""In place of the name of a file: a process that the code of a side has started may ask about any file below."""
+"""In place of the name of a file: a process that a side has started, or native code, may ask about any file below."""
+_LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
 _COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
 """Programs that open every file of a side on which their result depends."""
-_readlink = os.readlink
+_readlink, _real = os.readlink, cache(os.path.realpath)
 
 
 class UsedFiles:
@@ -66,9 +74,12 @@ class UsedFiles:
         self._trees = [str(tree.resolve()) for tree in trees]
         self._opened: set[str] = set()
         self._tried: set[str] = set()
+        self._written: set[str] = set()
         self._starts = False
+        self._libraries: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._asked: set[str] = set()
+        self._listens = True
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
         self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
@@ -89,15 +100,16 @@ class UsedFiles:
 
         "" in place of the SHA-256 for a path that the process has only asked about, such as whether there is a file, or
         has tried to open. FOLDER/* is such a path, too: which files there are in a folder of the trees. So is TREE/**:
-        what another process asked about that it has started.
+        what another process asked about that it has started, or native code that it has loaded. WRITTEN stands for a
+        file outside of the trees that the process has only written.
         """
-        asked = self._asked.copy()
+        self._listens = False  # what this method asks about is no code's
         self._digests |= {file: digest(Path(file)) for file in self._files() - self._digests.keys()}
         left_out = self._left_out()
         # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
-        about = asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        about = self._asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
         # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
         linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
         told = {
@@ -107,8 +119,15 @@ class UsedFiles:
             or any(_is_below(path, folder) for folder in near)
             or not (path.endswith("/*") or self._is_left_out(path, left_out))
         }
-        told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if self._starts}
-        self._asked &= asked  # without what this method has asked about
+        asks = (
+            self._starts
+            or any(map(_LIBRARY.fullmatch, self._digests))
+            or not all("/" in name and self._is_left_out(source_of(name), left_out) for name in self._libraries)
+        )
+        told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if asks}
+        written = {source_of(file) for file in self._written.copy()}
+        told |= {file: WRITTEN for file in written if not self._tree(file) and self._counts(file, left_out)}
+        self._listens = True
         return tuple(sorted((told | self._digests).items()))
 
     def _files(self) -> set[str]:
@@ -132,7 +151,7 @@ class UsedFiles:
     def _left_out(self) -> dict[str, list[str]]:
         """What doesn't count of each folder of code, and of what lies in none of them."""
         here = [str(paths.cache().resolve()), sys.prefix, sys.base_prefix]
-        kept = [folder for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
+        kept = [folder for name in _INSTALLATIONS if (folder := _named_by(name))]
         own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
         # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
         inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
@@ -157,7 +176,7 @@ class UsedFiles:
         return (
             not INSTALLED.isdisjoint(inside)
             or not {"__pycache__", ".git"}.isdisjoint(inside)
-            or (not tree and (_is_of_system(file) or any(map(_keeps_by_content, inside))))
+            or (not tree and (_is_of_system(file) or ".nv" in inside or _is_kept_by_content(file)))
             or any(_is_below(file, folder) for folder in left_out[tree])
         )
 
@@ -176,26 +195,37 @@ class UsedFiles:
             opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
             self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
+        if event == "ctypes.dlopen" and self._is_called_by_a_side(imports=False):
+            self._libraries.add(os.fsdecode(arguments[0] or ""))
         if event in _LISTS:
             if _is_code_of_a_side() and (folder := _folder(arguments[0])):
                 self._asked.add(f"{folder}/{EVERYTHING}")
+            return
+        if event in _NAMES_GIVEN:
+            self._written.add(_full(os.fspath(arguments[1])))
             return
         named = _OPENS.get(event)
         if named is None or not isinstance(arguments[named], (str, bytes)):
             return
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
-            return  # what a process writes is no code of it
+            self._written.add(_full(arguments[0]))  # what a process writes is no code of it
+            return
         self._opened.add(_full(arguments[named]))
         if event == "open":
             self._tried.add(_full(arguments[named]))
 
-    def _is_called_by_a_side(self) -> bool:
-        """Whether a function of the trees, but not of the harness, calls now, itself or by a library."""
+    def _is_called_by_a_side(self, *, imports: bool = True) -> bool:
+        """Whether a function of the trees, but not of the harness, calls now, itself or by a library.
+
+        imports: whether what a library does while it is imported counts.
+        """
         frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
         while frame:
             file = frame.f_code.co_filename
             if self._tree(file) and not _is_of_instrument(file):
                 return True
+            if not imports and any(word in file for word in _OF_IMPORTS):
+                return False
             frame = frame.f_back
         return False
 
@@ -204,8 +234,10 @@ class UsedFiles:
 
         @functools.wraps(function)
         def asked(path: Any, *more: Any, **options: Any) -> Any:
-            if isinstance(path, (str, bytes, os.PathLike)) and (folder := _folder(options.get("dir_fd"))):
-                self._asked.add(os.path.join(folder, os.fsdecode(path)))  # noqa: PTH118 - may be a full path
+            if self._listens and isinstance(path, (str, bytes, os.PathLike)):
+                name = os.fsdecode(path)
+                if folder := "/" if name.startswith("/") else _folder(options.get("dir_fd")):
+                    self._asked.add(os.path.join(folder, name))  # noqa: PTH118 - may be a full path
             return function(path, *more, **options)
 
         return asked
@@ -261,8 +293,14 @@ def _only_writes(flags: int) -> bool:
     return bool(flags & os.O_WRONLY) or bool(flags & os.O_RDWR and flags & os.O_CREAT)
 
 
-def _keeps_by_content(folder: str) -> bool:
-    return folder in _KEPT_BY_CONTENT or folder.startswith(_INDUCTOR)
+def _is_kept_by_content(file: str) -> bool:
+    """Whether a file lies in a folder of files that are kept by their content, and its path there has a hash."""
+    folders = [f"{folder}/" for name in _BY_CONTENT if (folder := _named_by(name))]
+    inside = [file[len(folder) :] for folder in folders if file.startswith(folder)]
+    parts = file.split("/")
+    usual = (n for n, part in enumerate(parts) if part in _KEPT_BY_CONTENT or part.startswith(_INDUCTOR))
+    inside += ["/".join(parts[n + 1 :]) for n in usual]
+    return any(map(_HASH.search, inside))
 
 
 def _full(name: str | bytes) -> str:
@@ -339,12 +377,10 @@ def _folder(given: Any) -> str:
 @cache
 def _links(file: str) -> tuple[str, ...]:
     """The links on the way to a file, which may be one itself. Each is a full path, without links before its name."""
-    found, place = [], "/"
-    for part in file.split("/"):
-        path = os.path.normpath(f"{place}/{part}")
-        place = os.path.realpath(path)
-        found += [path] if os.path.islink(path) else []  # noqa: PTH114 - there are thousands
-    return tuple(found)
+    folder, _, name = file.rpartition("/")
+    path = os.path.normpath(f"{_real(folder or '/')}/{name}")
+    above = _links(folder) if folder else ()
+    return (*above, path) if os.path.islink(path) else above  # noqa: PTH114 - there are thousands
 
 
 @cache

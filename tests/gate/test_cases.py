@@ -237,6 +237,17 @@ def test_a_base_that_spares_less_is_told(catalogue: Catalogue, write: Write) -> 
     assert found == ("prelu isn't checked with extreme values (nan) in its inputs now",)
 
 
+def test_a_step_that_is_not_timed_now_is_told_of_variants_that_both_have(catalogue: Catalogue, write: Write) -> None:
+    asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
+    ours = [job for job in asked.jobs if job.case.variant == "packed"]
+    prelu = replace(catalogue["prelu"], variants=dict(catalogue["prelu"].variants))
+    for name in ("packed", "naive"):
+        prelu.variants[name] = replace(prelu.variants[name], decode=lambda *_: {})
+    for told, words in ((None, 0), ((), 1), ((("prelu", "packed", "decode"),), 0)):
+        base = Surveyed(((),), tuple(job.case.id for job in ours), checks=(), untimed=told)
+        assert len(case_lists.common(asked, base, {**catalogue, "prelu": prelu}, CUDA).untimed) == words
+
+
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:
     asked = case_lists.wanted([write("title: [\n")], catalogue, CUDA)
     with pytest.raises(InputError, match=r"mine\.yaml"):

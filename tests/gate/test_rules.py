@@ -50,7 +50,7 @@ def test_the_page_about_the_gate_has_every_rule_and_whether_it_may_be_accepted()
 
 
 def test_what_may_be_accepted_is_said_and_nothing_else_may() -> None:
-    compared = {"missing", "uncompared", "floor", "scenario", "check", "work", "timer"}
+    compared = {"missing", "uncompared", "floor", "scenario", "check", "work", "timer", "tail"}
     assert set(acceptable()) == compared | {"code", "measuring", "software"}
     with pytest.raises(UsageError, match="--accept slower: there is no finding of this name to accept"):
         check_accept(["slower"])

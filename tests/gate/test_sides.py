@@ -200,7 +200,10 @@ def test_a_side_is_prepared_in_its_folders(side: Checkout) -> None:
         (" ", "names no command"),
         ("make && true", "isn't given to a shell, for which '&&' is meant"),
         ("cd {root}", "isn't given to a shell"),
-        ("pip install -e {root}", "both sides would have what is installed last"),
+        *(
+            (f"{installs} install -e {{root}}", "both sides would have what is installed last")
+            for installs in ("pip", "pip3.11", "python -m pip", "python3 -m pip", "uv pip")
+        ),
     ],
 )
 def test_a_command_that_fails_is_told_with_what_it_said(side: Checkout, command: str, message: str) -> None:

@@ -67,7 +67,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Evidence, Sequence[str
 
 def sides(machine: Machine, **fields: Any) -> Sides:
     observer: Any = SimpleNamespace(settled=lambda *_: None, say=lambda *_: None)
-    cases = Cases((), {"base": JOBS, "now": JOBS}, untold=("why",), laxer=("how",))
+    cases = Cases((), {"base": JOBS, "now": JOBS}, untold=("why",), laxer=("how",), untimed=("where",))
     return Sides(CODES, machine, cases, "another program", observer, **fields)
 
 
@@ -100,6 +100,7 @@ def test_the_record_says_what_was_asked_and_found(
     [(evidence, accept)] = judged
     assert (evidence.base, evidence.cases, evidence.today, accept) == ("main", found.cases, "2026-11-26", ("work",))
     assert (evidence.shared, evidence.untold, evidence.laxer) == ("another program", ("why",), ("how",))
+    assert evidence.untimed == ("where",)
     assert (evidence.used, evidence.waivers, evidence.edited, evidence.limits) == (used, (WAIVER,), (), None)
 
 

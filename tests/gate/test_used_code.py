@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from harness.gate.worktree import Checkout
 from harness.model import Case, Job
 from harness.processes import hatchery, python, start
 from harness.processes.messages import Surveyed
-from harness.processes.used import digest
+from harness.processes.used import WRITTEN, digest
 from tests.gate.foreign import write
 from tests.one_test import one_test
 
@@ -182,6 +183,23 @@ def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
     assert found.shared == (str(kept),)
 
 
+def test_what_one_side_writes_where_the_other_one_looks_is_shared(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    """As a tuner keeps plans by their names in the home folder. A log that both write, and nobody reads, isn't."""
+    plan, new, old, log = (places.file(f"elsewhere/{name}") for name in ("plan", "new", "old", "log"))
+    gone, ours = places.top / "elsewhere" / "gone", places.file("repository/new.py")
+    assert comparison(probed(written=frozenset({plan, log})), probed(plan)).shared == (str(plan),)
+    looked = probed(old, log, absent=frozenset({new, gone, ours, new.parent}))
+    old.write_text("changed")
+    assert comparison(looked, probed()).shared == (str(new), str(old))
+    assert comparison(probed(), replace(probed(), files={gone: X})).shared == (), "as a library built for a moment"
+    changed = plan.stat().st_ctime
+    for during, shared in (((changed, changed + 1), (str(plan),)), ((changed + 1, changed + 2), ()), ((0, 1), ())):
+        assert comparison(probed(during=during), probed(plan, ours)).shared == shared, "as torch.save writes"
+    assert comparison(probed(written=frozenset({log})), probed(written=frozenset({log}))).shared == ()
+
+
 def test_what_measures_is_the_same_code_though_one_side_alone_used_it(
     places: Places, comparison: Callable[..., UsedCode]
 ) -> None:
@@ -319,7 +337,7 @@ class Asked:
     """Processes that end the cases so, each of which has used a file of the case's name and asked about another."""
 
     def __init__(self, statuses: dict[str, str]) -> None:
-        self.statuses, self.log = statuses, list[str]()
+        self.statuses, self.log, self.there = statuses, list[str](), str(Path(__file__))
 
     def measure(self, job: Job, *, timed: bool) -> Any:
         assert not timed
@@ -329,7 +347,8 @@ class Asked:
     def survey(self) -> Surveyed:
         op = self.log[-2].removeprefix("measure ")
         self.log.append("survey")
-        return Surveyed((), (), used=((f"/tree/{op}.py", X), (f"/tree/{op}.txt", "")), software=((op, "1"),))
+        used = (f"/tree/{op}.py", X), (f"/tree/{op}.txt", ""), (self.there, ""), (f"/home/{op}.log", WRITTEN)
+        return Surveyed((), (), used=used, software=((op, "1"),))
 
     def so_far(self) -> frozenset[Path]:
         self.log.append("opened")
@@ -352,10 +371,14 @@ def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: t
     workers: Any = Asked(dict(zip("ab", statuses, strict=True)))
     workers.complete = fine
     jobs = [Job(Case(op, "v", "float32", (("N", 8),))) for op in "ab"]
+    began = time.time()
     found = probe(workers, jobs, workers, Path("/tree"))
     assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
     assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
-    assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt")}
+    assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt"), Path(workers.there)}
+    assert found.absent == {Path("/tree/a.txt"), Path("/tree/b.txt")}
+    assert found.written == {Path("/home/a.log"), Path("/home/b.log")}
+    assert began <= found.during[0] <= found.during[1] <= time.time()
     assert found.opened == {Path("/tree/a.h")}
     assert (found.complete, found.fine) == (fine, fine)
     assert found.right == {job.case.id for job, status in zip(jobs, statuses, strict=True) if status == "ok"}

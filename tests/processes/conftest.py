@@ -1,8 +1,12 @@
-"""Revisions of the harness that consist of a measuring process without torch, which a test writes; and fake teams."""
+"""Revisions of the harness that consist of a process without torch, which a test writes; fake teams; what code uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,28 @@ from harness.processes import supervisor
 from harness.processes.messages import VERSION, Ready
 from tests.processes.fake_team import ROOT, FakeTeam
 
+USES = """
+import json, os, sys
+from pathlib import Path
+from harness.processes.used import UsedFiles
+for line in sys.stdin:
+    folder, code, digits, variables = json.loads(line)
+    if os.fork():
+        if os.wait()[1]:
+            print("null", flush=True)
+        continue
+    os.environ.update(variables)
+    top = Path(folder)
+    os.chdir(top)
+    sys.path[:0] = [str(top), str(top / "src")]
+    import early
+    watch = UsedFiles([top])
+    exec(code)
+    print(json.dumps([path for path, digest in watch.so_far() if len(digest) == digits]), flush=True)
+    os._exit(0)
+"""
+Asking = Callable[..., list[str]]
+REPOSITORY = Path(__file__).resolve().parents[2]
 CHILD = """\
 import json, os, sys, time
 from pathlib import Path
@@ -55,3 +81,42 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
     monkeypatch.setattr(supervisor, "Team", FakeTeam)
     FakeTeam.made, FakeTeam.starts = [], [Ready(VERSION, str(ROOT))] * 5
     return FakeTeam
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Asking]:
+    """ask(top, code, digits): files that the code uses, after `early` was imported, whose digests have so many digits.
+
+    They are relative to the top where they lie below.
+    """
+    command = [sys.executable, "-c", USES]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        asked, answers = process.stdin, process.stdout
+
+        def ask(top: Path, code: str, digits: int, **variables: str) -> list[str]:
+            asked.write(json.dumps([str(top), code, digits, variables]) + "\n")
+            asked.flush()
+            found = json.loads(answers.readline())
+            assert found is not None, "the code has raised"
+            return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in found]
+
+        yield ask
+        asked.close()
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def used_by(ask: Asking) -> Asking:
+    """used_by(top, code): files that the code uses, with their digests."""
+    return partial(ask, digits=64)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A repository with a package, modules, data, and a Python of its own."""
+    for name in ("src/mykern/__init__.py", "src/mykern/inner.py", "early.py", "late.py", "kernel.cu", "lib.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path

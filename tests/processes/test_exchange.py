@@ -11,6 +11,9 @@ from harness.devices.cpu import Cpu
 from harness.model import Case, Job
 from harness.ops import Op, Tensor
 from harness.processes import exchange
+from harness.ranks import Group
+
+X, Y = (Tensor(name, ("N",)) for name in "xy")
 
 
 def op(**fields: Any) -> Op:
@@ -41,3 +44,27 @@ def test_inputs_that_are_made_in_another_way_are_told(tmp_path: Path, now: dict[
     assert exchange.take("own", job, op(**now), Cpu(), tmp_path)[0] == other
     assert exchange.take("work", job, op(**now), Cpu(), tmp_path) == ("", "")
     assert exchange.take("judge", job, op(), Cpu(), tmp_path) == ("", ""), "the outputs are right all the same"
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(2.0, ""), (3.0, "rank 1: y")])
+def test_each_rank_judges_what_it_holds_by_files_of_its_own(tmp_path: Path, factor: float, wrong: str) -> None:
+    """Ranks have other inputs. Rank 1 computes with another factor, and its own reference is wrong alike."""
+
+    def take(step: Any, of: Op) -> list[tuple[str, str]]:
+        groups = (Group(rank, 2, lambda value, _: [value, value]) for rank in range(2))
+        return [exchange.take(step, job, of, Cpu(), tmp_path, group=group) for group in groups]
+
+    def scaled(ctx: Any) -> float:
+        return factor if ctx.group.rank else 2.0
+
+    job = Job(Case("twice", "plain", "float32", (("N", 64),), world=2, device="cpu"))
+    base, now = (Op("twice", "y = 2 x", {"N": "elements"}, (X,), (Y,), dtypes=("float32",), reference=reference)
+                 for reference in (lambda _, t: {"y": 2 * t.x}, lambda ctx, t: {"y": scaled(ctx) * t.x}))  # fmt: skip
+    base.variant("plain", "one pass", devices=("cpu",))(lambda ctx: lambda t: t.y.copy_(2 * t.x))
+    now.variant("plain", "one pass", devices=("cpu",))(lambda ctx: lambda t: t.y.copy_(scaled(ctx) * t.x))
+    for step, code in (("give", base), ("work", now), ("own", now)):
+        assert take(step, code) == [("", "")] * 2
+    assert len({file.read_bytes() for file in tmp_path.glob("*-inputs.pt")}) == 2
+    found = take("judge", base)
+    assert found[0] == ("", "")
+    assert (found[1][0][: len("rank 1: y")], found[1][1]) == (wrong, "")

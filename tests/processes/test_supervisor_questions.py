@@ -99,7 +99,7 @@ def test_processes_of_another_number_end_before_a_case_gets_its_own(
         assert [team.alive for team in teams.made] == [False, False, True]
 
 
-def test_outputs_are_exchanged_with_one_process_and_its_death_is_a_reason(
+def test_outputs_are_exchanged_with_the_processes_of_the_case_whose_death_is_a_reason(
     teams: type[FakeTeam], job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, float]] = []
@@ -119,5 +119,11 @@ def test_outputs_are_exchanged_with_one_process_and_its_death_is_a_reason(
         assert found == [("y is off", ""), ("", "no room"), ("", "killed")]
         answers.append({0: Exchanged("", "")})
         assert made.exchange("judge", given, Path("/folder")) == ("", "")
-    assert asked == [(Exchange("judge", given, "/folder"), given.timing.timeout)] * 4
-    assert [team.size for team in teams.made] == [1, 1]
+        several = replace(given, case=replace(given.case, world=2))
+        monkeypatch.setattr(Cpu, "count", 2)
+        answers += [{1: Exchanged("rank 1: y is off", "no room"), 0: Exchanged("", "")}]
+        assert made.exchange("judge", several, Path("/folder")) == ("rank 1: y is off", "no room")
+        answers += [{1: Exchanged("second", "second"), 0: Exchanged("first", "first")}]
+        assert made.exchange("judge", several, Path("/folder")) == ("first", "first")
+    assert [team.size for team in teams.made] == [1, 1, 2]
+    assert asked[:4] == [(Exchange("judge", given, "/folder"), given.timing.timeout)] * 4

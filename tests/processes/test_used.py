@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -14,81 +10,28 @@ import pytest
 
 from harness.processes import used
 from tests.gate import foreign
+from tests.processes.conftest import Asking
+from tests.rare import rare
 
-ROOT = Path(used.__file__).resolve().parents[2]
-PROGRAM = """
-import json, os, sys
-from pathlib import Path
-from harness.processes.used import UsedFiles
-for line in sys.stdin:
-    folder, code, digits, variables = json.loads(line)
-    if os.fork():
-        if os.wait()[1]:
-            print("null", flush=True)
-        continue
-    os.environ.update(variables)
-    top = Path(folder)
-    os.chdir(top)
-    sys.path[:0] = [str(top), str(top / "src")]
-    import early
-    watch = UsedFiles([top])
-    exec(code)
-    print(json.dumps([path for path, digest in watch.so_far() if len(digest) == digits]), flush=True)
-    os._exit(0)
-"""
 STARTER = """
 import subprocess
+import ctypes
+def load(name):
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        pass
 def start(name="true"):
     try:
         subprocess.run([name, "--version"], capture_output=True)
     except OSError:
         pass
 """
-Asking = Callable[..., list[str]]
 NAMED_IN = {
     "pyproject.toml": "[project]\nname = 'MyKern.CUDA'\n[[tool.uv.dependency-metadata]]\nname = 'theirs'\n",
     "setup.cfg": "[metadata]\nname = mykern-cuda\n[options.extras]\nname = theirs\n",
     "setup.py": "import setuptools\nsetuptools.setup(name='mykern_cuda', ext_modules=[Extension(name='theirs')])\n",
 }
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Asking]:
-    """ask(top, code, digits): files that the code uses, after `early` was imported, whose digests have so many digits.
-
-    They are relative to the top where they lie below.
-    """
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin
-        assert process.stdout
-        asked, answers = process.stdin, process.stdout
-
-        def ask(top: Path, code: str, digits: int, **variables: str) -> list[str]:
-            asked.write(json.dumps([str(top), code, digits, variables]) + "\n")
-            asked.flush()
-            found = json.loads(answers.readline())
-            assert found is not None, "the code has raised"
-            return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in found]
-
-        yield ask
-        asked.close()
-    assert process.returncode == 0
-
-
-@pytest.fixture
-def used_by(ask: Asking) -> Asking:
-    """used_by(top, code): files that the code uses, with their digests."""
-    return partial(ask, digits=64)
-
-
-@pytest.fixture
-def top(tmp_path: Path) -> Path:
-    """A repository with a package, modules, data, and a Python of its own."""
-    for name in ("src/mykern/__init__.py", "src/mykern/inner.py", "early.py", "late.py", "kernel.cu", "lib.so"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -183,71 +126,6 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
     code = f"sys.path[:0] = [{str(site)!r}]; sys.path.remove(str(top / 'src')); import {name}, theirs, company.others"
     found = [str(site / f"{name.replace('.', '/')}.py"), "early.py"]
     assert used_by(top, code) == sorted(found, key=lambda f: str(top / f))
-
-
-@pytest.mark.parametrize(
-    ("code", "more"),
-    [
-        ("open({outside!r}).read()", ["{outside}"]),
-        ("subprocess.run(['cat', {outside!r}], stdout=subprocess.DEVNULL)", ["{outside}"]),
-        ("subprocess.run('cat ' + {outside!r}, shell=True, stdout=subprocess.DEVNULL)", ["{outside}"]),
-        ("subprocess.run(['cat', 'kernel.cu'], stdout=subprocess.DEVNULL)", ["kernel.cu"]),
-        ("open('/etc/hosts').read()", []),
-        ("open(os.fsencode({outside!r}), 'r+b').read()", ["{outside}"]),
-        ("open({outside!r}, 'a+').write('')", []),
-        ("import sqlite3; sqlite3.connect({outside!r}).close()", ["{outside}"]),
-    ],
-)
-def test_files_outside_and_what_commands_name_are_told(
-    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, code: str, more: list[str]
-) -> None:
-    """As an artefact that is kept by its name, and a source that a compiler gets."""
-    outside = tmp_path_factory.mktemp("kept") / "fast.so"
-    outside.write_text("")
-    found = used_by(top, f"import subprocess; {code.format(outside=str(outside))}")
-    assert found == sorted(["early.py", *(file.format(outside=outside) for file in more)], key=lambda f: str(top / f))
-
-
-def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
-    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Software that is installed for all, and what was compiled by its content. What is kept by its name counts."""
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    alike = [
-        "cuda-13/lib64/libnvrtc.so.13",  # CUDA_HOME is a link to it
-        "cuda-13/include/cuda_fp16.h",
-        "home/.triton/cache/AB12/softmax.cubin",
-        "home/.nv/ComputeCache/0/1/index",
-        "home/.cupy/kernel_cache/ab12.cubin",
-        "tmp/torchinductor_me/ab/cab.py",
-        "inductor/fxgraph/ab/f.py",
-        "triton/CD34/softmax.json",
-        "driver/ComputeCache/2",
-    ]
-    by_name = ["home/.cache/mine/fast.cubin", "home/.nvtuned/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so"]
-    for name in (*alike, *by_name):
-        file = elsewhere / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
-    (elsewhere / "cuda").symlink_to("cuda-13")
-    folders = {
-        "CUDA_HOME": "cuda", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
-        "CUDA_CACHE_PATH": "driver",
-    }  # fmt: skip
-    code = "\n".join(f"open({str(elsewhere / name)!r}).read()" for name in (*alike, *by_name))
-    dlopen = (
-        f"\nimport ctypes\ntry:\n    ctypes.CDLL({str(elsewhere / 'cuda' / alike[0][8:])!r})\nexcept OSError:\n    pass"
-    )
-    found = used_by(top, code + dlopen, **{name: str(elsewhere / folder) for name, folder in folders.items()})
-    assert found == sorted(["early.py", *(str(elsewhere / name) for name in by_name)], key=lambda f: str(top / f))
-
-
-def test_a_variable_that_names_everything_leaves_nothing_out(
-    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    outside = tmp_path_factory.mktemp("kept") / "fast.so"
-    outside.write_text("")
-    assert str(outside) in used_by(top, f"open({str(outside)!r}).read()", CUDA_HOME="/", CUDA_PATH="")
 
 
 def test_a_library_that_another_library_needs_is_told(
@@ -363,14 +241,22 @@ def test_what_lies_beside_a_folder_of_code_was_asked_about_though_it_lies_in_the
     [
         ("subprocess.run(['true'])", False),  # as the harness asks git
         ("import starter; starter.start()", True),
-        ("import starter; starter.start('sh')", True),
+        rare("import starter; starter.start('sh')", True),
         ("import starter; starter.start('/usr/bin/x86_64-linux-gnu-g++-12')", False),  # it opens what it uses
-        ("import starter; starter.start('nvcc')", False),
-        ("import starter; starter.start('make')", True),
+        rare("import starter; starter.start('nvcc')", False),
+        rare("import starter; starter.start('make')", True),
         ("import starter, threading as t; a = t.Thread(target=starter.start); a.start(); a.join()", True),
+        # Native code asks the system without Python.
+        ("import ctypes; ctypes.CDLL(None)", False),  # as the harness does
+        ("import starter; starter.load(None)", True),
+        rare("import starter; starter.load('libm.so.6')", True),
+        ("import starter; starter.load('/usr/lib/libnone.so')", False),  # of the system
+        ("import starter; starter.load(str(top / 'lib.so'))", True),
+        ("open('lib.so').close()", True),
+        rare("open('early.py').close()", False),
     ],
 )
-def test_a_process_that_the_code_of_a_side_starts_may_ask_about_anything(
+def test_a_process_that_the_code_of_a_side_starts_and_its_native_code_may_ask_about_anything(
     ask: Asking, top: Path, code: str, starts: bool
 ) -> None:
     (top / "starter.py").write_text(STARTER)

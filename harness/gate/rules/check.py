@@ -15,7 +15,6 @@ _READ = "read what changed in the op's reference, check and inputs; if the chang
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings about cases that the base finds wrong or can't judge, and about checks laxer than the base's."""
     yield from _judged(evidence)
-    yield from _unjudged(evidence)
     for text in evidence.laxer:
         advice = "bring back the check of the base; if the change is meant: --accept check"
         yield Finding("check", "undecided", f"{text} ({evidence.base})", advice)
@@ -37,12 +36,3 @@ def _judged(evidence: Evidence) -> Iterator[Finding]:
         first = f"{unable[0].case.id}{more}: {unable[0].unable}"
         message = f"{evidence.base} can't judge by its reference, check and inputs what is computed now: {first}"
         yield Finding("check", "undecided", message, _READ)
-
-
-def _unjudged(evidence: Evidence) -> Iterator[Finding]:
-    """A note about cases of several devices: what several ranks make together no other code judges."""
-    together = [found.case for found in evidence.cases if found.case.world > 1 and found.base and found.now]
-    if evidence.used and together:
-        more = f" and {len(together) - 1} more" if len(together) > 1 else ""
-        message = f"of several devices, so checked by the working tree's reference, not by {evidence.base}'s"
-        yield Finding("check", "note", f"{together[0].id}{more}: {message}", _READ.partition(";")[0])

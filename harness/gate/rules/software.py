@@ -14,7 +14,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     """An undecided finding that names the files, and one that names the versions with which the sides differ."""
     if evidence.used and evidence.used.software:
         named = ", ".join(evidence.used.software)
-        text = f"the software to install changed, but both sides ran with what is installed here: {named}"
+        text = f"what both sides are to run with changed, but both ran with what is installed and set here: {named}"
         advice = (
             "install the software of each revision, measure it with harness run --repeat 10, and compare: harness gate "
             "REF RUN; if no time depends on it: --accept software"

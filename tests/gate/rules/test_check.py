@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from harness.gate import Evidence
-from harness.gate.records import CaseEvidence, Judged, UsedCode
+from harness.gate.records import CaseEvidence, Judged
 from harness.gate.rules import check
 from harness.model import Case, Measurement
 
@@ -33,18 +32,3 @@ def test_what_the_base_finds_wrong_fails_and_what_it_cannot_judge_is_undecided(
     more = (*judged, Judged(case(op="another"), unable="no list"))
     [*_, undecided] = check.judge(Evidence("main", (), cases, judged=more))
     assert undecided.message.endswith(f"{unknown.id} and 1 more: no tensor")
-
-
-def test_cases_of_several_devices_which_the_base_does_not_judge_are_told(
-    case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
-) -> None:
-    """A case that only one side has isn't compared, and stored runs have no base that could judge."""
-    pair, four, new, alone = (replace(case(op=op), world=world) for op, world in zip("abcd", (2, 4, 2, 1), strict=True))
-    cases = (evidence(of=alone), evidence(of=new, base=()), evidence(of=pair))
-    [note] = check.judge(Evidence("main", (), cases, used=UsedCode()))
-    told = "of several devices, so checked by the working tree's reference, not by main's"
-    assert (note.severity, note.message) == ("note", f"{pair.id}: {told}")
-    [note] = check.judge(Evidence("main", (), (*cases, evidence(of=four)), used=UsedCode()))
-    assert note.message == f"{pair.id} and 1 more: {told}"
-    assert not list(check.judge(Evidence("main", (), cases)))
-    assert not list(check.judge(Evidence("main", (), cases[:2], used=UsedCode())))

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from harness import clocks
+from harness.clocks import Clocks
 from harness.errors import Problem
-from harness.gate import Evidence
+from harness.gate import Evidence, ended
 from harness.gate.case_lists import Broken
 from harness.gate.records import CaseEvidence, Finding, Pair
 from harness.gate.rules import missing, uncompared, wrong
+from harness.measure import Sampler
 from harness.model import Case, Measurement, Scenario
+from harness.recheck import Recheck
+from tests.one_test import one_test
 
 OK, WRONG, UNSUPPORTED, TIMEOUT, MEMORY = (
     {"status": status} for status in ("ok", "wrong", "unsupported", "timeout", "out_of_memory")
 )
+PACE = {"status": "wrong", "error": "calls take 2 us where they are checked, 1 us in the samples"}
 MESSAGE = "no case of our code was compared"
 
 
@@ -180,3 +189,52 @@ def test_runs_of_one_process_each_give_one_finding(
 def test_the_same_code_needs_no_comparison() -> None:
     [note] = uncompared.judge(Evidence("main", (), (), same=True))
     assert (note.severity, "--always" in note.advice) == ("note", True)
+
+
+@one_test(
+    ("base", "now", "severity"),
+    [
+        ([OK] * 3, [OK, PACE, OK], "undecided"),
+        ([], [OK, PACE, OK], "undecided"),
+        ([OK] * 4, [OK, PACE, OK, PACE], "failure"),
+        ([OK] * 3, [PACE] * 3, "failure"),
+        ([OK] * 5, [OK, PACE, OK, WRONG, OK], "failure"),
+        ([OK, PACE, OK], [OK, PACE, OK], "note"),
+    ],
+)
+def test_few_processes_whose_times_do_not_agree_are_undecided(
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    base: list[dict[str, Any]],
+    now: list[dict[str, Any]],
+    severity: str,
+) -> None:
+    """Other work on the machine may make one look so."""
+    sides = {
+        side: tuple(measured(**{"error": "off by 3", **each}) for each in processes)
+        for side, processes in (("base", base), ("now", now))
+    }
+    [finding] = wrong.judge(Evidence("main", (), (evidence(**sides),)))
+    assert finding.severity == severity
+    assert ("run the gate again" in finding.advice) == (severity == "undecided")
+    assert finding.rests_on == (("now",) if severity == "undecided" else ())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Recheck.novelty, Recheck._saved, Sampler._pretended, Clocks.complaint, clocks.left_behind],
+    ids=lambda function: function.__qualname__,
+)
+def test_complaints_about_times_begin_as_the_gate_knows_them(function: Callable[..., Any]) -> None:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    texts = [value.values[0].value for value in returned if isinstance(value, ast.JoinedStr)]  # type: ignore[attr-defined]
+    assert texts
+    assert all(text.startswith(ended._OF_TIMES) for text in texts)
+
+
+def test_of_several_reasons_the_first_is_told(measured: Callable[..., Measurement]) -> None:
+    first, second = (measured(status="crashed", error=f"{name}\nits trace") for name in ("first", "second"))
+    told = ended.complaint([measured(), first, second])
+    assert told == "ended as crashed in 2 of 3 processes: first"
+    assert ended.complaint([measured()]) == ""

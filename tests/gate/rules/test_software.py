@@ -10,6 +10,7 @@ from harness.gate import Evidence
 from harness.gate import software as files
 from harness.gate.records import UsedCode
 from harness.gate.rules import software
+from tests.gate.foreign import write
 from tests.one_test import one_test
 
 IN_SETUP = ("install_requires", "setup_requires", "python_requires")
@@ -39,6 +40,29 @@ def test_changed_software_is_undecided() -> None:
 )  # fmt: skip
 def test_files_are_known_by_their_names(name: str, counts: bool) -> None:
     assert files.changed([name], Path("base"), Path("now")) == ([name] if counts else [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "counts"),
+    [
+        ({"GITHUB_WORKFLOW_REF": "a/b/.github/workflows/gate.yml@refs/pull/1/merge"}, [".github/workflows/gate.yml"]),
+        ({"CI_CONFIG_PATH": "ci/gate.yml"}, ["ci/gate.yml"]),
+        ({}, []),
+    ],
+)
+def test_the_file_of_the_job_that_runs_now_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], counts: list[str]
+) -> None:
+    """Not that of other jobs, nor a new one. It says with which image both sides run, and which scenarios are gated."""
+    for name in ("GITHUB_WORKFLOW_REF", "CI_CONFIG_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    changed = [".github/workflows/gate.yml", ".github/workflows/docs.yml", "ci/gate.yml"]
+    assert files.changed(changed, tmp_path, Path("now")) == []
+    for name in changed:
+        write(tmp_path / name, "")
+    assert files.changed(changed, tmp_path, Path("now")) == counts
 
 
 @pytest.mark.parametrize(

@@ -20,3 +20,9 @@ def test_times_of_two_timers_are_not_compared(
     assert finding.message.startswith("timed by 'steady' now, by 'graph' in main")
     alike = (evidence(base=(graph,), now=(graph,)), evidence(base=(failed,), now=(graph,)))
     assert not list(timer.judge(Evidence("main", (), alike)))
+
+
+def test_a_step_that_is_not_timed_is_undecided() -> None:
+    [finding] = timer.judge(Evidence("main", (), (), untimed=("mine/v has a step 'decode' now",)))
+    assert (finding.severity, finding.message) == ("undecided", "mine/v has a step 'decode' now (main)")
+    assert "--accept timer" in finding.advice

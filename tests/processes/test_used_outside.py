@@ -1,0 +1,102 @@
+"""Which files outside of the folder of the code a process uses. Each test has a forked process."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from harness.processes import used
+from tests.processes.conftest import Asking
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("open({outside!r}).read()", ["{outside}"]),
+        ("subprocess.run(['cat', {outside!r}], stdout=subprocess.DEVNULL)", ["{outside}"]),
+        ("subprocess.run('cat ' + {outside!r}, shell=True, stdout=subprocess.DEVNULL)", ["{outside}"]),
+        ("subprocess.run(['cat', 'kernel.cu'], stdout=subprocess.DEVNULL)", ["kernel.cu"]),
+        ("open('/etc/hosts').read()", []),
+        ("open(os.fsencode({outside!r}), 'r+b').read()", ["{outside}"]),
+        ("open({outside!r}, 'a+').write('')", []),
+        ("import sqlite3; sqlite3.connect({outside!r}).close()", ["{outside}"]),
+    ],
+)
+def test_files_outside_and_what_commands_name_are_told(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, code: str, more: list[str]
+) -> None:
+    """As an artefact that is kept by its name, and a source that a compiler gets."""
+    outside = tmp_path_factory.mktemp("kept") / "fast.so"
+    outside.write_text("")
+    found = used_by(top, f"import subprocess; {code.format(outside=str(outside))}")
+    assert found == sorted(["early.py", *(file.format(outside=outside) for file in more)], key=lambda f: str(top / f))
+
+
+def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Software that is installed for all, and what was compiled by its content. What is kept by its name counts.
+
+    DeepSpeed keeps plans by their names in the folder of Triton.
+    """
+    elsewhere, content = tmp_path_factory.mktemp("elsewhere"), hashlib.md5(b"").hexdigest()
+    alike = [
+        "cuda-13/lib64/libnvrtc.so.13",  # CUDA_HOME is a link to it
+        "cuda-13/include/cuda_fp16.h",
+        f"home/.triton/cache/{content.upper()}/softmax.cubin",
+        f"home/.nv/ComputeCache/0/1/{content}",
+        "home/.nv/ComputeCache/index",
+        f"home/.cupy/kernel_cache/{content}.cubin",
+        f"tmp/torchinductor_me/ab/c{content}.py",
+        f"inductor/fxgraph/ab/f{content}/g.py",
+        f"triton/{content}/softmax.json",
+        f"driver/ComputeCache/2/{content}",
+        "driver/index",
+    ]
+    by_name = [
+        "home/.cache/mine/fast.cubin", "home/.nvtuned/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so",
+        "home/.triton/autotune/plan.pickle", "inductor/plans/aVeryLongNameOfAKernelThatIsNoHash.json", "triton/plan",
+        f"{content}/.cupy/plan", f"tmp/torchinductor_me/{content[:31]}",
+    ]  # fmt: skip
+    for name in (*alike, *by_name):
+        file = elsewhere / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (elsewhere / "cuda").symlink_to("cuda-13")
+    folders = {
+        "CUDA_HOME": "cuda", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+        "CUDA_CACHE_PATH": "driver",
+    }  # fmt: skip
+    code = "\n".join(f"open({str(elsewhere / name)!r}).read()" for name in (*alike, *by_name))
+    dlopen = (
+        f"\nimport ctypes\ntry:\n    ctypes.CDLL({str(elsewhere / 'cuda' / alike[0][8:])!r})\nexcept OSError:\n    pass"
+    )
+    found = used_by(top, code + dlopen, **{name: str(elsewhere / folder) for name, folder in folders.items()})
+    assert found == sorted(["early.py", *(str(elsewhere / name) for name in by_name)], key=lambda f: str(top / f))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open({0!r}, 'w').close()",
+        "open({0!r}, 'a').close()",
+        "open({0!r} + '~', 'w').close(); os.replace({0!r} + '~', {0!r})",
+        "os.symlink('early.py', 'a'); os.link('early.py', Path({0!r}))",
+    ],
+)
+def test_what_is_only_written_outside_of_the_folder_is_told_as_such(
+    ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, code: str
+) -> None:
+    outside, read = (str(tmp_path_factory.mktemp("kept") / "plan") for _ in range(2))
+    writing = f"open('log', 'w').close(); open({read!r}, 'w').close(); open({read!r}).close(); {code.format(outside)}"
+    assert ask(top, writing, len(used.WRITTEN)) == [outside]
+
+
+def test_a_variable_that_names_everything_leaves_nothing_out(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("kept") / "fast.so"
+    outside.write_text("")
+    assert str(outside) in used_by(top, f"open({str(outside)!r}).read()", CUDA_HOME="/", CUDA_PATH="")

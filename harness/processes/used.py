@@ -204,8 +204,12 @@ class UsedFiles:
 
         @functools.wraps(function)
         def asked(path: Any, *more: Any, **options: Any) -> Any:
-            if isinstance(path, (str, bytes, os.PathLike)) and (folder := _folder(options.get("dir_fd"))):
-                self._asked.add(os.path.join(folder, os.fsdecode(path)))  # noqa: PTH118 - may be a full path
+            if isinstance(path, (str, bytes, os.PathLike)):
+                text = os.fsdecode(path)
+                if text.startswith("/"):  # as nearly all do: to ask for the working folder takes longest
+                    self._asked.add(text)
+                elif folder := _folder(options.get("dir_fd")):
+                    self._asked.add(os.path.join(folder, text))  # noqa: PTH118 - there are thousands
             return function(path, *more, **options)
 
         return asked

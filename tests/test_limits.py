@@ -159,6 +159,7 @@ def test_works_need_peaks_of_their_operations_and_links_that_they_send_over():
     )
 
 
+@pytest.mark.slow  # test_steps_that_are_left_out_are_told_as_done has what is told
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
     limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))
@@ -199,6 +200,7 @@ def test_only_what_is_needed_is_measured():
     assert device.log == []
 
 
+@pytest.mark.slow  # test_limits_measured.py has what a burst and a load are
 def test_peaks_of_compute_are_measured_in_a_burst_and_after_a_load():
     found = limits.measure(FakeDevice(), Needs(streams=False, kinds=("float32", "float16")))
     assert {(p.kind, p.m, p.n, p.k, p.state) for p in found.compute} == {
@@ -277,6 +279,7 @@ def test_a_probe_takes_the_best_of_several_rounds():
     assert runs == 4 * 3
 
 
+@pytest.mark.slow  # test_limits_measured.py has how far kept limits hold
 @one_test(
     "device", [FakeDevice(slowdown=1.02), FakeDevice(slowdown=0.98), FakeDevice("beef"), FakeDevice(torch="2.14")]
 )
@@ -322,6 +325,7 @@ def test_kept_limits_know_the_cache_of_the_machine():
     assert limits.ready(FakeDevice(), Needs(streams=False, kinds=("float32",))).cache_bytes == 0
 
 
+@pytest.mark.slow  # the tests above have what is kept
 def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():
     everything = limits.ready(FakeDevice(), EVERYTHING)
     assert {p.kind for p in everything.compute} == {"float32", "float16"}

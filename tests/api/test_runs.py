@@ -291,6 +291,7 @@ def test_sizes_of_another_kind_are_refused(twice: DeclaredOp, shapes: object, sa
         assert caught.value.advice == "give them: run({'M': 1024, 'N': 1024})"
 
 
+@pytest.mark.slow  # test_sizes_of_another_kind_are_refused has the kinds of sizes
 def test_sizes_may_be_integers_of_numpy(twice: DeclaredOp) -> None:
     sizes: Any = np.array([4, 8])
     frames = twice.run({"M": sizes, "N": sizes[0]}, max_time=0.01).frame(), twice.run([{"M": sizes[1], "N": 2}]).frame()

@@ -68,6 +68,7 @@ def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
     assert "what the candidate is, and its reference" in done.stderr
 
 
+@pytest.mark.slow  # judge/test_asking.py has the end of the process, the next tests the command
 def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "aborts.py").write_text("import os\n\ndef double(x):\n    os.abort()\n")
     monkeypatch.chdir(folder)

@@ -22,6 +22,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow  # test_emulated_kernels.py has products in any order, test_int8_plan.py plans
 @pytest.mark.parametrize(("values", "plan", "kernel", "offsets"), CASES)
 def test_products_are_exact_in_any_order_of_threads(
     catalogue, monkeypatch, emulated_folder, values, plan, kernel, offsets

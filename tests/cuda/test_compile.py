@@ -52,6 +52,7 @@ def test_machine_code_with_line_information():
     assert PRELU.name.encode() in code
 
 
+@pytest.mark.slow  # test_a_changed_header_is_noticed has what comes from the disk
 def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
     first = cubin(PRELU, MACROS, "sm_90")
     monkeypatch.setattr("harness.cuda.compile.compile_verbose", None)

@@ -53,7 +53,7 @@ def real(script):
 @pytest.mark.parametrize(
     ("by", "options"),
     [
-        ("script", ["-P"]), ("module", ["-u"]),
+        ("module", ["-u"]), rare("script", ["-P"]),
         rare("script", []), rare("script", ["-u"]), rare("module", []), rare("module", ["-P"]),
     ],
 )  # fmt: skip
@@ -94,7 +94,7 @@ def test_it_has_torch_loaded_and_nothing_of_the_harness(script):
     "code",
     [
         "raise SystemExit('no luck')",
-        "raise KeyboardInterrupt",
+        rare("raise KeyboardInterrupt"),
         "import os; os.abort()",
         rare("raise SystemExit"),
         rare("raise SystemExit(7)"),
@@ -138,6 +138,7 @@ def test_it_dies_with_what_stands_for_it(script):
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow  # most tests of commands start processes that start others
 def test_it_starts_others_like_itself(script, tmp_path):
     (tmp_path / "inner.py").write_text(HAS_TORCH)
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]], check=True)")
@@ -193,13 +194,19 @@ def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
 
 
 @pytest.mark.parametrize(
-    ("asked", "without"),
-    [("not gpu and not slow", True), ("not gpu and slow", True), ("not gpu", True), ("gpu and not alone", False)],
+    ("asked", "left_out"),
+    [
+        ("not gpu and not slow", {"gpu", "slow"}),
+        ("not gpu and slow", {"gpu"}),
+        ("not gpu", {"gpu"}),
+        ("gpu and not alone", set()),
+    ],
 )
-def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_are_left_out(pytestconfig, asked, without):
+def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_or_are_slow_are_left_out(pytestconfig, asked, left_out):
     """Their making, and torch in each worker, would take a minute of make test's time."""
     conftest = pytestconfig.pluginmanager.get_plugin(str(HERE.parent / "conftest.py"))
-    assert conftest._without_gpu(types.SimpleNamespace(getoption={"markexpr": asked}.get)) == without
+    config = types.SimpleNamespace(getoption={"markexpr": asked}.get)
+    assert (conftest._left_out(config), conftest._without_gpu(config)) == (left_out, "gpu" in left_out)
 
 
 def test_make_asks_for_tests_in_a_way_that_is_known():
@@ -242,6 +249,7 @@ def test_it_has_read_the_files_of_the_harness(script):
     assert real(script).stdout == "False\n"
 
 
+@pytest.mark.slow  # many tests run harness.processes.child
 def test_a_loaded_module_that_is_run_runs_anew():
     done = ran(["-m", "harness.processes.child"], input="")
     assert "RuntimeWarning" not in done.stderr

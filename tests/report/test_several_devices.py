@@ -107,6 +107,7 @@ def test_a_curve_over_devices_shows_items_also_where_compute_is_the_limit(eight:
     assert (plot.metric.name, sorted(set(plot.swept.values()))) == ("items", [1, 2, 4, 8])
 
 
+@pytest.mark.slow  # a test above has the ideal line
 def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     eight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_steps_lower_the_loss(toy, half):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow  # the test above lowers the loss, nn/test_models.py has halves
 def test_every_parameter_has_a_gradient_in_half_precision(toy):
     torch.manual_seed(0)
     model, batch = toy.kind(toy.config).bfloat16(), given(toy)

@@ -212,6 +212,7 @@ def test_peaks_of_compute_are_measured_in_a_burst_and_after_a_load():
     assert found.seconds(Work(flops=(("float32", 10**6),))) == pytest.approx(1e-6)
 
 
+@pytest.mark.slow  # test_limits_measured.py has what a burst is
 def test_a_burst_comes_after_a_rest(monkeypatch):
     rests: list[float] = []
     monkeypatch.setattr(limits.time, "sleep", rests.append)
@@ -221,12 +222,14 @@ def test_a_burst_comes_after_a_rest(monkeypatch):
     assert rests == [0.2, 0.2]
 
 
+@pytest.mark.slow  # test_only_what_is_needed_is_measured leaves kinds out
 def test_kinds_that_the_device_lacks_are_left_out():
     found = limits.measure(FakeDevice(), EVERYTHING)
     assert {p.kind for p in found.compute} == {"float32", "float16"}
     assert found.rate("float8") is None
 
 
+@pytest.mark.slow  # test_sizes_that_do_not_fit_are_left_out has streams
 def test_products_and_transfers_that_do_not_fit_are_left_out():
     device = FakeDevice()
     device.free_bytes = lambda: 2 * 12 * 64**2

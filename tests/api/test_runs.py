@@ -315,6 +315,7 @@ def test_a_run_in_this_process_may_have_a_folder(
     assert hb.load(run.folder).run.measurements == replace(run.run).measurements
 
 
+@pytest.mark.slow  # test_a_run_measures_in_processes_as_the_command_does has what is asked for
 def test_a_run_in_processes_of_its_own(slow_machine: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.yaml").write_text("title: one\nop: copy\nshapes: [{N: 256}]\ndtypes: [float32]\n")
     monkeypatch.chdir(tmp_path)

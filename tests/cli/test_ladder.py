@@ -171,6 +171,7 @@ def test_a_dry_run_shows_the_rungs_and_leaves_nothing(folder: Path, monkeypatch:
     assert {*folder.iterdir()} == before
 
 
+@pytest.mark.slow  # test_layers.py has what each command loads
 def test_help_loads_no_torch() -> None:
     program = "import sys; from harness.cli import app\ntry:\n    app(['ladder', '--help'])\nexcept SystemExit: ...\n"
     done = subprocess.run(

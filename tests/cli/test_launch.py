@@ -85,7 +85,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (2, 8)])
+@pytest.mark.parametrize(("nodes", "gpus"), [rare(1, 4), (2, 8)])
 def test_slurm_starts_one_torchrun_a_node(
     nodes: int, gpus: int, tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def gpu(monkeypatch, emulated_folder):
     return Gpu(emulated_folder)
 
 
+@pytest.mark.slow  # test_kernels.py compiles each kernel; CONTRIBUTING.md says when to run this
 @pytest.mark.parametrize(("op", "dtype", "values", "kernel", "offsets"), CASES)
 def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, values, kernel, offsets):
     case = case_of(catalogue[op], "tuned", dtype, values)

@@ -158,6 +158,7 @@ def test_a_variant_may_name_it() -> None:
     assert caught.value.advice == "did you mean 'simulated'?"
 
 
+@pytest.mark.slow  # the tests around have the device, test_timing.py clocks
 def test_times_are_exactly_what_its_clock_makes(run: Measured) -> None:
     rows = {row["variant"]: row for row in csv.DictReader((run.folder / "results.csv").open(newline=""))}
     assert {name: float(row["time"]) for name, row in rows.items()} == pytest.approx(SECONDS, rel=1e-9)
@@ -167,6 +168,7 @@ def test_times_are_exactly_what_its_clock_makes(run: Measured) -> None:
     assert {row["device"] for row in rows.values()} == {"simulated"}
 
 
+@pytest.mark.slow  # the tests around have the device, report/ what is told of one
 def test_the_report_and_the_console_have_it(run: Measured) -> None:
     page = (run.folder / "report.md").read_text()
     assert page.startswith("# doubled\n\nA simulated device, ")
@@ -175,6 +177,7 @@ def test_the_report_and_the_console_have_it(run: Measured) -> None:
     assert "A simulated device: 2 ok" in run.console
 
 
+@pytest.mark.slow  # explain/ has what is told of tools
 def test_the_tool_that_counts_on_it_is_named_where_a_case_is_explained(run: Measured) -> None:
     text = harness("explain", "doubled/twice/*", f"--run={run.folder}")
     assert f"harness profile stopwatch doubled --only 'doubled/twice/float32/N{N}'" in text

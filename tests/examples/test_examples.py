@@ -127,6 +127,7 @@ def test_a_tool_of_one_s_own_counts_operators(tmp_path: Path) -> None:
     assert found.attachments == (Attachment(case.id, "operators", (("count", 2.0),)),)
 
 
+@pytest.mark.slow  # cli/test_runs.py has a run, the next test a script that reads a committed one
 @pytest.mark.usefixtures("measured")
 def test_the_results_are_read_in_the_units_that_the_table_says(folder: Path) -> None:
     table = example("read_results").table(folder / "run").set_index(["op", "shape"])

@@ -93,7 +93,7 @@ def test_it_has_torch_loaded_and_nothing_of_the_harness(script):
 @pytest.mark.parametrize(
     "code",
     [
-        "raise SystemExit('no luck')",
+        rare("raise SystemExit('no luck')"),
         rare("raise KeyboardInterrupt"),
         "import os; os.abort()",
         rare("raise SystemExit"),
@@ -169,6 +169,7 @@ def test_the_server_ends_with_the_session_and_takes_all_along(script, tmp_path):
     assert server.returncode == 0
 
 
+@pytest.mark.slow  # server.py's is_alone() is asked for every process
 def test_a_server_with_threads_forks_nothing(script, tmp_path):
     """A process with several threads can't be forked: a lock that another thread holds would never be free."""
     home = tmp_path / "home"

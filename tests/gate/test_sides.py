@@ -265,6 +265,7 @@ def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, sid
     assert found == {*(top / name for name in names), module}
 
 
+@pytest.mark.slow  # test_two_codes.py has files edited meanwhile
 def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
     """Only files of the working tree count. A side may write what was made for it, and what lies elsewhere."""
     with Repository(top, ()).here() as now:

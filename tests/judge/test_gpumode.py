@@ -109,7 +109,7 @@ def test_the_check_of_the_form_counts_too(judged):
 
 
 @pytest.mark.parametrize(
-    ("says", "verdict"), [("''", "right"), rare("True", "right"), ("False", "wrong"), ("'no'", "wrong")]
+    ("says", "verdict"), [("''", "right"), rare("True", "right"), ("False", "wrong"), rare("'no'", "wrong")]
 )
 def test_what_checks_give(judged, says, verdict):
     check = f"def check_implementation(data, output):\n    return {says}\n"

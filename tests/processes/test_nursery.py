@@ -119,6 +119,7 @@ def test_a_process_of_another_harness_is_not_forked_from_one_that_has_loaded_thi
     assert Asked(tmp_path, python.environment(tmp_path)).start(made) is None
 
 
+@pytest.mark.slow  # the tests above have other modules and another harness
 @pytest.mark.usefixtures("light")
 def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: Path) -> None:
     """The loader of libraries and torch have read theirs when the nursery began. Others are read by nobody so early."""

@@ -87,7 +87,7 @@ Measure = Callable[..., Measurement]
     ("variant", "status", "error"),
     [
         ("echoed", "crashed", "rank 1: ValueError: no such table"),
-        ("wrong", "wrong", "rank 1: y[0] is 1"),
+        rare("wrong", "wrong", "rank 1: y[0] is 1"),
         rare("together", "wrong", "rank 1: y[0] is 1"),
         rare("alone", "wrong", "rank 1: y[0] is 1"),
         rare("raises", "crashed", "rank 1: ValueError: no such table"),
@@ -282,6 +282,7 @@ def test_an_unknown_message_is_no_crash_of_the_case(revision: Revision, job: Cal
     assert not made._team.alive
 
 
+@pytest.mark.slow  # test_many_ranks.py has ranks that find each other
 def test_children_find_each_other_whatever_a_launcher_has_left(
     revision: Revision, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]
 ) -> None:

@@ -150,6 +150,7 @@ def test_what_a_picture_is_written_as_follows_its_name(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "a.png").width == 3.5 * 200
 
 
+@pytest.mark.slow  # test_content.py has bars that tell choices apart
 def test_bars_name_shapes_variants_ceiling_peak_and_failures(
     measured: Build, make_run: MakeRun, tmp_path: Path
 ) -> None:

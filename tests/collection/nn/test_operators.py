@@ -147,6 +147,7 @@ CALLED = {
 ALIKE = ("rms_norm", "window_partition", "window_reverse", "window_attention")
 
 
+@pytest.mark.slow  # the tests around have gradients, compiled code and tracing
 @pytest.mark.parametrize("name", [rare(name) if name in ALIKE else name for name in CALLED])
 def test_they_are_what_torch_asks_of_operators(tools, name):
     shapes, others = CALLED[name]

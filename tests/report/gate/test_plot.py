@@ -129,8 +129,10 @@ def test_any_margin_and_any_difference_can_be_drawn(
     [
         ((1.0, math.nan), []),
         *(rare((1.0, now), []) for now in (math.inf, 0.0)),
-        ((0.0, 1.0), [(1.0, 1.0), (1.0, 1.02)]),
-        *(rare(pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((math.nan, 1.0), (1e300, 1e-8), (1e300, 1e-300))),
+        *(
+            rare(pair, [(1.0, 1.0), (1.0, 1.02)])
+            for pair in ((0.0, 1.0), (math.nan, 1.0), (1e300, 1e-8), (1e300, 1e-300))
+        ),
     ],
 )
 def test_a_pair_without_a_number_is_told_and_the_others_are_drawn(

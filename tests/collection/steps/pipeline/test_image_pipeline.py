@@ -77,6 +77,7 @@ def measured_once(monkeypatch):
     monkeypatch.setattr(_parts.Parts, "rates", lambda _: next(given))
 
 
+@pytest.mark.slow  # test_timed_step.py has such a step, test_workers.py its processes
 @pytest.mark.parametrize("variant", [ON_A_CPU[0], *map(rare, ON_A_CPU[1:])])
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
@@ -135,6 +136,7 @@ def test_a_case_that_is_only_checked_reports_no_rates(page_cache):
     assert session.warnings == []
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_another_crop_is_wrong(monkeypatch):
     real = ProcessImages.both
     monkeypatch.setattr(
@@ -166,6 +168,7 @@ def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
     assert found.error.endswith("(found in the timed calls; the first call was right)")
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
     monkeypatch.setattr(TrainingStep, "__call__", lambda self, item: torch.tensor(torch.nan))
     assert checked("cached") == "loss: it is nan"
@@ -184,6 +187,7 @@ def test_a_process_that_is_killed_ends_the_case_and_leaves_no_other(monkeypatch)
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow  # test_workers.py has what fails in a process
 def test_a_stage_that_fails_ends_the_case_by_its_name(monkeypatch):
     def fails(_self, _item):
         raise OSError("the disk is gone")
@@ -226,6 +230,7 @@ def test_a_step_that_fails_is_not_followed_by_measurements(monkeypatch):
     assert not hasattr(caught.value, "__notes__")  # of what failed later
 
 
+@pytest.mark.slow  # test_timed_step.py has such a step
 def test_the_step_trains_with_the_images_that_came():
     ctx_case = case("cached")
     with Session(ctx_case, OP, Cpu()) as session:

@@ -51,6 +51,7 @@ def test_a_step_that_trains_nothing_is_wrong(ready, step, losses_alone, monkeypa
         assert session.check().startswith("losses: the loss of step")
 
 
+@pytest.mark.slow  # test_first_step.py has weights that are frozen
 @pytest.mark.parametrize("has_twin", [rare(True), False])  # test_first_step.py has twins
 def test_attention_that_is_not_trained_is_wrong(ready, has_twin, monkeypatch):
     """By the twin's gradients, and by the state of the trainer that is timed; its losses don't show it."""

@@ -159,7 +159,7 @@ def test_works_need_peaks_of_their_operations_and_links_that_they_send_over():
     )
 
 
-@pytest.mark.slow  # test_steps_that_are_left_out_are_told_as_done has what is told
+@pytest.mark.slow  # test_limits_measured.py has what is told
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
     limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))

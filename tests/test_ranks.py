@@ -164,7 +164,7 @@ def twice(t: Tensors) -> None:
     torch.mul(t.x, 2, out=t.y)
 
 
-@pytest.mark.slow  # test_many_ranks.py has ranks that measure
+@pytest.mark.slow  # collection/test_many_ranks.py has ranks that measure
 def test_ranks_measure_alike():
     found = on_both(op(lambda _: twice))
     assert [m.status for m in found] == ["ok", "ok"]

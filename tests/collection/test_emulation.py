@@ -12,7 +12,7 @@ from tests.collection import emulation
 from tests.collection.emulation import Gpu, emulated_source, guarded
 
 BY_EMULATION = pytest.mark.slow
-"""Tests of what stands in for a GPU itself. test_emulated_kernels.py has a kernel that runs there."""
+"""Tests that compile for what stands in for a GPU: only slow tests run kernels there."""
 THREADS = 64
 # `waiting`: how many threads wait at the barrier, which all of them have to.
 REVERSED = """

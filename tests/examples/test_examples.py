@@ -147,7 +147,7 @@ def test_the_fastest_variants_of_a_committed_run_are_those_of_its_samples(tmp_pa
     assert table.loc[(shape, "float32")]["fastest"] == min(times, key=lambda name: times[name] or 1.0)
 
 
-@pytest.mark.slow  # nn/test_docs.py has the examples, nn/test_models.py models that learn
+@pytest.mark.slow  # collection/nn/test_docs.py has the examples, test_models.py models that learn
 def test_a_model_with_our_functions_learns(python: Harness) -> None:
     first, last = map(float, re.findall(r"\d+\.\d+", python(EXAMPLES / "in_a_model.py")))
     assert last < first / 2

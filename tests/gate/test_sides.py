@@ -337,7 +337,6 @@ def test_each_side_is_prepared_and_that_is_told(top: Path) -> None:
     assert (quiet.notes, busy.notes) == ([], ["preparing one", "preparing the working tree"])
 
 
-@pytest.mark.slow  # the tests above have versions of both sides
 def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:
     write(top / "mine.py", "OP = 1")
     with (

@@ -220,7 +220,7 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return make
 
 
-@pytest.mark.slow  # test_lock.py has what is held
+@pytest.mark.slow  # processes/test_lock.py has what is held
 def test_the_devices_are_held_until_the_turn_ends(
     found_out: Callable[..., tuple[Sides, list[object]]], machine: Machine
 ) -> None:

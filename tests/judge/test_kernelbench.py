@@ -76,7 +76,6 @@ def test_a_reference_of_its_own_and_weights_that_are_copied(judged):
     assert found.calls.only_torch
 
 
-@pytest.mark.slow  # the test above has weights that are copied
 def test_weights_of_other_names_have_the_same_seed(judged):
     text = NEW.replace("self.linear", "self.other")
     assert judged(text, {"ref.py": REFERENCE}, reference="ref.py").verdict == "right"

@@ -282,7 +282,7 @@ def test_an_unknown_message_is_no_crash_of_the_case(revision: Revision, job: Cal
     assert not made._team.alive
 
 
-@pytest.mark.slow  # test_many_ranks.py has ranks that find each other
+@pytest.mark.slow  # collection/test_many_ranks.py has ranks that find each other
 def test_children_find_each_other_whatever_a_launcher_has_left(
     revision: Revision, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]
 ) -> None:

@@ -134,7 +134,7 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     assert found["tf32", 8] == pytest.approx(1.0)
 
 
-@pytest.mark.slow  # test_many_ranks.py has bandwidths
+@pytest.mark.slow  # collection/test_many_ranks.py has bandwidths
 def test_bus_bandwidth_is_held_against_the_link_of_its_world_and_not_against_memory(
     measured: Callable[..., Measurement],
     make_run: Callable[..., Run],

@@ -105,7 +105,6 @@ def test_a_model_without_anything_of_ours_has_no_such_rungs(patched, why):
     assert sorted(found) == ["", why, why]
 
 
-@pytest.mark.slow  # test_users.py has a model that fails under autocast alone
 def test_a_model_that_refuses_torch_compile_costs_that_rung_alone(ready):
     with pytest.raises(UsageError) as raised, ready("uncompilable", "compile"):
         pass

@@ -110,7 +110,7 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.slow  # the test above has what a case leaves
+@pytest.mark.slow  # test_workers.py has what processes leave
 def test_a_case_that_ended_is_gone_when_the_next_begins():
     with Session(case("cached"), OP, Cpu()) as session:
         session.prepare()
@@ -124,7 +124,7 @@ def test_a_case_that_ended_is_gone_when_the_next_begins():
         gc.enable()
 
 
-@pytest.mark.slow  # the test above has a case that reports its rates
+@pytest.mark.slow  # test_timed_step.py has such a step
 @pytest.mark.parametrize("page_cache", [COLD, rare("warm")])
 def test_a_case_that_is_only_checked_reports_no_rates(page_cache):
     """Files that leave the page cache give the same images."""
@@ -152,7 +152,7 @@ def test_images_of_another_batch_are_wrong(monkeypatch):
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
-@pytest.mark.slow  # test_another_crop_is_wrong has wrong images
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
     measured_once(monkeypatch)
     real, calls = ProcessImages.both, iter(range(999))

@@ -162,13 +162,13 @@ def measured(catalogue):
     return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue["bert_train"], Cpu()).status
 
 
-@pytest.mark.slow  # the next two tests have the energy that isn't measured, test_swin_infer.py the energy of calls
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_measured_after_the_timing(catalogue, reported):
     assert measured(catalogue) == "ok"
     assert reported == [8]
 
 
-@pytest.mark.slow  # test_swin_infer.py has when energy is asked for
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, ready, reported, monkeypatch):
     with ready("bert_train", "amp") as session:
         assert session.check() is None
@@ -178,7 +178,7 @@ def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, 
     assert not reported
 
 
-@pytest.mark.slow  # the test above has steps that are wrong or not timed
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_not_measured_after_an_error(catalogue, reported, monkeypatch):
     real, made = Trainer.loss_of_step, Counter()
 

@@ -183,19 +183,22 @@ def test_the_tool_that_counts_on_it_is_named_where_a_case_is_explained(run: Meas
     assert f"harness profile stopwatch doubled --only 'doubled/twice/float32/N{N}'" in text
 
 
-def test_the_code_of_its_numbers_has_its_module_and_no_other_device_s(
-    run: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def code(kind: str) -> Code:
+    """The code of the eager variant's numbers on a device of that kind."""
     op = Catalogue([PACKAGE / "doubled.py"])["doubled"]
+    return codes([op], kind)["doubled", "eager"]
 
-    def code(kind: str) -> Code:
-        return codes([op], kind)["doubled", "eager"]
 
+def test_the_code_of_its_numbers_has_its_module_and_no_other_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, cpu = code("simulated"), code("cpu")
-    assert {m.code for m in store.load(run.folder).measurements} == {mine}
     read, changed = Path.read_bytes, PACKAGE / "simulated_device.py"
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
     assert (code("simulated") == mine, code("cpu") == cpu) == (False, True)
+
+
+@pytest.mark.slow  # the test above has that code, test_source.py which code a run has
+def test_a_run_has_the_code_of_its_device(run: Measured) -> None:
+    assert {m.code for m in store.load(run.folder).measurements} == {code("simulated")}
 
 
 @pytest.fixture(scope="module")

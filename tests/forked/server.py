@@ -45,8 +45,6 @@ LOADED = (
     "matplotlib.figure",
     "matplotlib.backends.backend_svg",
     "hypothesis",
-    "scipy.stats",
-    "torch.distributed.fsdp",
 )
 MOST_FILES = 253
 """What one message of a client may carry."""

@@ -58,11 +58,6 @@ def _left_out(config: pytest.Config) -> set[str]:
     return {name for name in ("gpu", "slow") if f"not {name}" in terms}
 
 
-def _without_gpu(config: pytest.Config) -> bool:
-    """Whether tests that need a GPU are left out."""
-    return "gpu" in _left_out(config)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
@@ -104,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(told)
     if sys.platform != "linux":
         return
-    if _without_gpu(config):
+    if "gpu" in _left_out(config):
         # A GPU is used by workers that Python has started, as users' processes are.
         os.environ[WORKERS] = "1"
     if FOLDER not in os.environ:

@@ -1,6 +1,6 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
-# make test       lint, and every test that needs no GPU         ARGS="-k store" goes to pytest
-# make slow-test  whole commands and gates, and rare cases, without a GPU: make test holds their parts and like cases
+# make test       lint, and the quick tests that need no GPU     ARGS="-k store" goes to pytest
+# make slow-test  the other tests that need no GPU: whole commands, gates, ranks, pages, and rare cases
 # make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves

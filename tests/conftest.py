@@ -47,14 +47,15 @@ LONGEST = (
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """Where `-m` leaves out tests that need a GPU, they aren't made: they would be half of all tests."""
-    marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
-    return [] if _without_gpu(collector.config) and any(mark.name == "gpu" for mark in marks) else None
+    """Where `-m` leaves out tests that need a GPU or are slow, they aren't made: they would be half of all tests."""
+    marks = {mark.name for mark in (*collector.iter_markers(), *getattr(obj, "pytestmark", []))}
+    return [] if marks & _left_out(collector.config) else None
 
 
-def _without_gpu(config: pytest.Config) -> bool:
-    """Whether tests that need a GPU are left out."""
-    return "not gpu" in str(config.getoption("markexpr")).split(" and ")
+def _left_out(config: pytest.Config) -> set[str]:
+    """Marks of tests that `-m` leaves out, whatever else they have."""
+    terms = str(config.getoption("markexpr")).split(" and ")
+    return {name for name in ("gpu", "slow") if f"not {name}" in terms}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(told)
     if sys.platform != "linux":
         return
-    if _without_gpu(config):
+    if "gpu" in _left_out(config):
         # A GPU is used by workers that Python has started, as users' processes are.
         os.environ[WORKERS] = "1"
     if FOLDER not in os.environ:

@@ -37,6 +37,7 @@ def measured(catalogue: Catalogue, short_timing: None):
     return run
 
 
+@pytest.mark.slow  # collection/ops/test_every_op.py has lists that are updated in place
 def test_a_list_of_300_tensors_updated_in_place_with_a_flag(measured, catalogue):
     result = measured("unscale_list", "loop", L=300, M=50)
     assert result.status == "ok", result.error

@@ -81,6 +81,7 @@ def judged(sheet: Op, of: Case | None = None) -> tuple[str | None, list[tuple[st
     return wrong, [(warning.code, warning.message) for warning in session.warnings]
 
 
+@pytest.mark.slow  # test_extreme_values.py has values of each kind
 @one_test("rows", [1, 3, MANY])
 @one_test("kind", KINDS)
 def test_a_variant_that_is_wrong_for_a_kind_is_found_and_told(kind, rows):

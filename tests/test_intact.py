@@ -91,7 +91,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
-RARE = ("Counter.made", "Counter.of", "WORDS", "RAW")
+RARE = ("Counter.count", "Counter.made", "Counter.of", "Counter.size", "WORDS", "RAW")
 
 
 @pytest.mark.parametrize("name", [rare(name) if name in RARE else name for name in CHANGES])
@@ -210,7 +210,8 @@ def test_torch_may_replace_what_is_its_own(monkeypatch, guarded):
 
 
 @pytest.mark.parametrize(
-    "value", [*map(of_torch, ("torches.own", "own.torch", "mine")), torch.no_grad()(other), torch.nn.Identity()]
+    "value",
+    [*map(of_torch, ("torches.own", "own.torch", "mine")), rare(torch.no_grad()(other)), rare(torch.nn.Identity())],
 )
 def test_others_may_not_replace_what_is_torch_s_by_what_torch_wraps_or_makes_for_them(monkeypatch, guarded, value):
     monkeypatch.setattr(torch.nn.functional, "linear", value)

@@ -159,6 +159,7 @@ def test_works_need_peaks_of_their_operations_and_links_that_they_send_over():
     )
 
 
+@pytest.mark.slow  # test_limits_measured.py has what is told
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
     limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))
@@ -199,6 +200,7 @@ def test_only_what_is_needed_is_measured():
     assert device.log == []
 
 
+@pytest.mark.slow  # test_limits_measured.py has what a burst and a load are
 def test_peaks_of_compute_are_measured_in_a_burst_and_after_a_load():
     found = limits.measure(FakeDevice(), Needs(streams=False, kinds=("float32", "float16")))
     assert {(p.kind, p.m, p.n, p.k, p.state) for p in found.compute} == {
@@ -210,6 +212,7 @@ def test_peaks_of_compute_are_measured_in_a_burst_and_after_a_load():
     assert found.seconds(Work(flops=(("float32", 10**6),))) == pytest.approx(1e-6)
 
 
+@pytest.mark.slow  # test_limits_measured.py has what a burst is
 def test_a_burst_comes_after_a_rest(monkeypatch):
     rests: list[float] = []
     monkeypatch.setattr(limits.time, "sleep", rests.append)
@@ -219,12 +222,14 @@ def test_a_burst_comes_after_a_rest(monkeypatch):
     assert rests == [0.2, 0.2]
 
 
+@pytest.mark.slow  # test_only_what_is_needed_is_measured leaves kinds out
 def test_kinds_that_the_device_lacks_are_left_out():
     found = limits.measure(FakeDevice(), EVERYTHING)
     assert {p.kind for p in found.compute} == {"float32", "float16"}
     assert found.rate("float8") is None
 
 
+@pytest.mark.slow  # test_sizes_that_do_not_fit_are_left_out has streams
 def test_products_and_transfers_that_do_not_fit_are_left_out():
     device = FakeDevice()
     device.free_bytes = lambda: 2 * 12 * 64**2
@@ -277,6 +282,7 @@ def test_a_probe_takes_the_best_of_several_rounds():
     assert runs == 4 * 3
 
 
+@pytest.mark.slow  # test_limits_measured.py has how far kept limits hold
 @one_test(
     "device", [FakeDevice(slowdown=1.02), FakeDevice(slowdown=0.98), FakeDevice("beef"), FakeDevice(torch="2.14")]
 )
@@ -322,6 +328,7 @@ def test_kept_limits_know_the_cache_of_the_machine():
     assert limits.ready(FakeDevice(), Needs(streams=False, kinds=("float32",))).cache_bytes == 0
 
 
+@pytest.mark.slow  # the tests above have what is kept
 def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():
     everything = limits.ready(FakeDevice(), EVERYTHING)
     assert {p.kind for p in everything.compute} == {"float32", "float16"}

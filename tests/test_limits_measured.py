@@ -22,6 +22,7 @@ def measured() -> Limits:
     return limits.measure(FakeDevice(), Needs())
 
 
+@pytest.mark.slow  # the tests below have what half of the free memory holds
 @one_test(
     ("free", "moved", "products", "sent"),
     [

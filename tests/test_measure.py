@@ -262,6 +262,7 @@ def test_other_processes_on_the_device_are_reported(others, text):
     assert (warning.code, warning.message) == ("shared", f"{text} on the device meanwhile")
 
 
+@pytest.mark.slow  # test_slow_calls.py has calls that take long
 def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     def prepare(_: Context) -> Launch:
         def launch(t: Tensors) -> None:

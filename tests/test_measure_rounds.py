@@ -17,6 +17,7 @@ from harness.ops import Context, Launch, Tensors
 from harness.ranks import ALONE, Group
 from harness.session import Session
 from tests.one_test import one_test
+from tests.rare import rare
 from tests.test_measure import MIB, FakeDevice, FakeTime, op, run
 
 
@@ -235,7 +236,7 @@ def looped(monkeypatch: pytest.MonkeyPatch, clock: FakeTime, device: Behind, **t
     return run(device, sheet, n=MIB // 4, **timing)
 
 
-@pytest.mark.parametrize(("seconds", "each"), [(1e-3, 1.1e-3), (1.2e-3, 1.3e-3), (0.3e-3, 0.4e-3)])
+@pytest.mark.parametrize(("seconds", "each"), [rare(1e-3, 1.1e-3), rare(1.2e-3, 1.3e-3), (0.3e-3, 0.4e-3)])
 def test_calls_in_a_loop_are_timed_until_the_device_has_done_them(monkeypatch, clock, seconds, each):
     """Loops become longer until they take 5 ms. The time is for each call, whatever the loops' length."""
     result = looped(monkeypatch, clock, Behind(clock, seconds), max_time=10.0)
@@ -252,7 +253,8 @@ def test_work_that_calls_in_a_loop_leave_beyond_their_time_is_found(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("max_time", "rounds"), [(0.03, [1] * 20), (0.045, [2] * 10), (0.1, [5] * 4), (0.2, [10] * 2), (1.0, [10] * 2)]
+    ("max_time", "rounds"),
+    [(0.03, [1] * 20), rare(0.045, [2] * 10), (0.1, [5] * 4), rare(0.2, [10] * 2), (1.0, [10] * 2)],
 )
 def test_samples_are_taken_in_rounds_of_a_quarter_of_the_time_until_there_are_twenty(clock, max_time, rounds):
     """A sample takes 5 ms here."""

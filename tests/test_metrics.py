@@ -271,6 +271,7 @@ def drawn(run: Run, width: int = 140) -> str:
     return file.getvalue()
 
 
+@pytest.mark.slow  # test_metrics_declared.py has metrics of others
 def test_a_metric_from_outside_is_in_every_report(joules: Metric, tmp_path: Path) -> None:
     run = a_run(measured())
     report.write(run, tmp_path)

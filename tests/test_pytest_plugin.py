@@ -14,6 +14,7 @@ import pytest
 import harness
 from harness import devices, pytest_plugin
 from harness.model import Limits, StreamPoint
+from tests.rare import rare
 
 ROOT = Path(harness.__file__).parents[1]
 TESTS = """
@@ -84,7 +85,7 @@ def test_a_summary_has_each_time_and_a_wrong_result_fails(folder: Path) -> None:
     assert list(times) == ["test_a.py::test_it::exp", "test_a.py::test_it::exp#2"]
 
 
-@pytest.mark.parametrize(("before", "failed"), [(1e-6, True), (1e9, False)])
+@pytest.mark.parametrize(("before", "failed"), [(1e-6, True), rare(1e9, False)])
 def test_a_call_that_became_slower_fails(folder: Path, run_here: Run, before: float, failed: bool) -> None:
     stored = {"test_a.py::test_it::exp": {"us": before, "low": before, "high": before}}
     (folder / "times.json").write_text(json.dumps({"machine": pytest_plugin._machine(), "times": stored}))
@@ -94,6 +95,7 @@ def test_a_call_that_became_slower_fails(folder: Path, run_here: Run, before: fl
     assert status == failed
 
 
+@pytest.mark.slow  # the test above has times that are compared
 def test_times_of_another_machine_are_not_compared(folder: Path, run_here: Run) -> None:
     stored = {"test_a.py::test_it::exp": {"us": 1e-6, "low": 1e-6, "high": 1e-6}}
     (folder / "times.json").write_text(json.dumps({"machine": "another", "times": stored}))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import ranges
+from tests.rare import rare
 
 
 def test_names_and_order(recorded):
@@ -39,7 +40,7 @@ def test_a_range_does_next_to_nothing_where_no_profiler_listens(monkeypatch):
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is installed")
-@pytest.mark.parametrize("refuses", [0, 1])
+@pytest.mark.parametrize("refuses", [0, rare(1)])
 def test_a_profiler_sees_ranges_whether_it_knows_the_payload_extension_or_not(tmp_path, refuses):
     """The package itself gives a domain that does nothing to a profiler that refuses the extension."""
     library, source = tmp_path / "listener.so", Path(__file__).with_name("nvtx_listener.c")

@@ -20,6 +20,7 @@ from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import ALONE, Group, PeerError
 from harness.session import Session
+from tests.rare import rare
 
 CASE = Case("twice", "ours", "float32", (("N", 4096),), world=2, device="cpu")
 
@@ -163,6 +164,7 @@ def twice(t: Tensors) -> None:
     torch.mul(t.x, 2, out=t.y)
 
 
+@pytest.mark.slow  # collection/test_many_ranks.py has ranks that measure
 def test_ranks_measure_alike():
     found = on_both(op(lambda _: twice))
     assert [m.status for m in found] == ["ok", "ok"]
@@ -186,7 +188,7 @@ def test_a_device_of_another_rank_that_lowers_its_clocks_is_told_of():
     ]
 
 
-@pytest.mark.parametrize(("others", "told"), [(1, []), (2, ["1 other process computed on the device meanwhile"])])
+@pytest.mark.parametrize(("others", "told"), [rare(1, []), (2, ["1 other process computed on the device meanwhile"])])
 def test_processes_on_a_device_are_others_if_they_are_more_than_the_ranks(others, told):
     """Each rank may open each device. The device of rank 1 is watched, too."""
 

@@ -131,6 +131,7 @@ def test_what_a_stranger_puts_into_the_store_runs_nothing_and_ends_the_case(stor
     assert not Evil.ran
 
 
+@pytest.mark.slow  # tests of ranks read such values
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.text(max_size=5) | st.floats(), st.lists).map(json.dumps))
 @bounded
 def test_whatever_stands_for_a_value_is_one_or_ends_the_case(text: bytes | str) -> None:

@@ -370,6 +370,7 @@ def test_what_a_worker_reports_of_a_plugin_is_raised_as_it_is(tmp_path: Path, jo
     assert caught.value.advice == "the plug-in raised while being loaded"
 
 
+@pytest.mark.slow  # test_layers.py has what each command loads
 def test_the_parent_never_imports_torch() -> None:
     script = "import sys; from harness import runner; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

@@ -198,7 +198,7 @@ STEPS |= {
         ("harness/collection/ops/activation/prelu.py", {"prelu"}),
         ("harness/collection/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
-        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *ADDING, *STEPS}),
+        rare("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *ADDING, *STEPS}),
         (
             "kernels/include/bias.cuh",
             {
@@ -211,7 +211,7 @@ STEPS |= {
                 *STEPS,
             },
         ),
-        ("harness/collection/models/swin.py", STEPS),
+        rare("harness/collection/models/swin.py", STEPS),
         rare("harness/collection/nn/_scaler.py", STEPS),
         ("harness/collection/nn/_patch.py", set()),  # it is for users' models
         rare("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),

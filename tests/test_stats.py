@@ -167,6 +167,7 @@ def test_holm_stops_at_the_first_that_is_not_rejected() -> None:
         stats.holm([0.1, 0.2], 0.05, 1)
 
 
+@pytest.mark.slow  # gate/test_decision.py has that as many pairs as it says would tell
 @one_test("level", [0.001, 0.009, 0.05])
 @one_test("ratio", [0.2, 0.5, 1.0, 2.0, 5.0])
 def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> None:

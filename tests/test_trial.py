@@ -133,6 +133,7 @@ def test_an_entry_point_of_another_package_is_named(
         Catalogue()
 
 
+@pytest.mark.slow  # the first test has that error, cli/test_requests.py the status of a command
 def test_a_command_ends_with_2(tmp_path: Path) -> None:
     file = plugin(tmp_path, "import ctypes\nctypes.string_at(0)\n")
     command = [sys.executable, "-m", "harness", "check", f"--ops={file}"]

@@ -14,6 +14,7 @@ import yaml
 
 from harness import __version__
 from tests.one_test import one_test
+from tests.rare import rare
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = ROOT / ".github"
@@ -114,7 +115,7 @@ def test_what_a_workflow_runs_of_this_repository_is_there(file: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "file"),
     [
-        *(("vendor.github-workflows", file) for file in EVERY),
+        *((pytest.param if file.name == "tests.yml" else rare)("vendor.github-workflows", file) for file in EVERY),
         *(("vendor.github-issue-forms", file) for file in FORMS),
         ("vendor.github-issue-config", GITHUB / "ISSUE_TEMPLATE" / "config.yml"),
         ("vendor.dependabot", GITHUB / "dependabot.yml"),

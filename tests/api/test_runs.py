@@ -291,6 +291,7 @@ def test_sizes_of_another_kind_are_refused(twice: DeclaredOp, shapes: object, sa
         assert caught.value.advice == "give them: run({'M': 1024, 'N': 1024})"
 
 
+@pytest.mark.slow  # test_sizes_of_another_kind_are_refused has the kinds of sizes
 def test_sizes_may_be_integers_of_numpy(twice: DeclaredOp) -> None:
     sizes: Any = np.array([4, 8])
     frames = twice.run({"M": sizes, "N": sizes[0]}, max_time=0.01).frame(), twice.run([{"M": sizes[1], "N": 2}]).frame()
@@ -314,6 +315,7 @@ def test_a_run_in_this_process_may_have_a_folder(
     assert hb.load(run.folder).run.measurements == replace(run.run).measurements
 
 
+@pytest.mark.slow  # test_a_run_measures_in_processes_as_the_command_does has what is asked for
 def test_a_run_in_processes_of_its_own(slow_machine: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.yaml").write_text("title: one\nop: copy\nshapes: [{N: 256}]\ndtypes: [float32]\n")
     monkeypatch.chdir(tmp_path)

@@ -73,6 +73,11 @@ def test_a_file_is_checked_without_a_scenario(checked: Callable[..., Result], fo
     left_out, chosen, _ = done.stderr.splitlines()
     assert left_out == "left out on cpu: mine/kernel (needs cuda)"
     assert chosen.startswith("these sizes are chosen by 'harness check'. Where an op can't have some, it says so")
+
+
+@pytest.mark.slow  # the test above has what is told of kernels that are left out
+def test_of_kernels_that_nobody_asked_for_nothing_is_told(checked: Callable[..., Result], folder: Path) -> None:
+    (folder / "mine.py").write_text(MINE)
     assert checked("--ops=mine.py", "mine", "--variants=right,wrong").stderr == ""
 
 

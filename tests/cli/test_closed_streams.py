@@ -28,7 +28,7 @@ def ended(redirected: str, *arguments: str, environment: dict[str, str]) -> subp
         (">&-", ["list"], 0),
         rare("2>&-", ["list"], 0),
         ("<&- >&- 2>&-", ["list", "ops", "--ops=none.py"], 2),
-        ("2>/dev/full", ["list", "ops", "--ops=none.py"], 2),
+        rare("2>/dev/full", ["list", "ops", "--ops=none.py"], 2),
         rare("2>/dev/full", ["lst"], 2),
         (">/dev/full", ["list"], 4),
         rare(">/dev/full", ["--help"], 4),
@@ -43,6 +43,7 @@ def test_a_stream_that_cannot_be_written_is_no_bug_and_no_failed_gate(
     assert (done.stderr == "error: [Errno 28] No space left on device\n") == (status == 4)
 
 
+@pytest.mark.slow  # the next test has streams that are closed
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """What a library prints on standard error would go into the file."""
     program = (

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from harness import store
 from harness.cli import app, completion
 from harness.model import Attachment, Header, KernelProfile, Limits, Measurement, Scenario, StreamPoint
+from tests.rare import rare
 
 H200 = Path(__file__).parents[2] / "reports" / "h200"
 
@@ -45,7 +46,7 @@ def words(text: str) -> str:
     ("case", "run", "said"),
     [
         ("bias_add/index64/float32/outer131072-bias1024-inner1", "bias", "Not known: "),
-        ("prelu/naive/float32/N134217728-C1-H1-W1", "prelu", "Not known: "),
+        rare("prelu/naive/float32/N134217728-C1-H1-W1", "prelu", "Not known: "),
         ("softmax/unfused/float32/M131072-N1024", "softmax", "Perhaps at least two kernels in place of one"),
         ("softmax/unfused/float32/M131072-N1024", "softmax", "Bytes beyond need"),
         (

@@ -78,6 +78,7 @@ def outputs(tmp_path: Path) -> Outputs:
     return lambda: dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
 
 
+@pytest.mark.slow  # gate/test_ci.py has the base, the tests below the command
 def test_the_gate_gets_the_base_and_its_own_options(root: Path, asked: list[Any], outputs: Outputs) -> None:
     done = call(*FOUND, "--target", "main", "--calibrate=0", "--margin=2%", "--accept", "work", "--only=wrong/*")
     assert done.exit_code == 3, done.output
@@ -89,6 +90,7 @@ def test_the_gate_gets_the_base_and_its_own_options(root: Path, asked: list[Any]
     assert outputs() == {"exit": "3", "verdict": "undecided", "base": main, "folder": "reports/gate"}
 
 
+@pytest.mark.slow  # the next test has a calibration
 def test_a_machine_is_calibrated_whose_noise_is_not_known(
     root: Path, asked: list[Any], calibrated: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import harness.judge
 from harness.cli import app, judge
+from harness.judge import Judgement
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,27 +68,28 @@ def test_a_candidate_that_is_right(harness: Harness, folder: Path) -> None:
     assert "what the candidate is, and its reference" in done.stderr
 
 
+@pytest.mark.slow  # judge/test_asking.py has the end of the process, the next test the command
 def test_a_candidate_that_ends_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "aborts.py").write_text("import os\n\ndef double(x):\n    os.abort()\n")
     monkeypatch.chdir(folder)
-    real = harness.judge.judge
-    said = "crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/"
-    judgements: list[harness.judge.Judgement] = []
-
-    def kept(*given: Any) -> harness.judge.Judgement:
-        judgements.append(real(*given))
-        return judgements[0]
-
-    monkeypatch.setattr("harness.judge.judge", kept)
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
     assert done.exit_code == 5
+    said = "crashed: killed by signal SIGABRT (aborts.py:4 in double) (doubling/candidate/"
     assert " ".join(done.stdout.split()).startswith(said)
     assert (folder / "page.md").read_text().startswith("# crashed: killed by signal SIGABRT")
-    # The page is told where its file can't be written. It is the same page: to judge once more would take a second.
-    monkeypatch.setattr("harness.judge.judge", lambda *_: judgements[0])
+
+
+def test_a_command_prints_its_judgement_and_ends_with_its_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "aborts.py").touch()
+    monkeypatch.chdir(folder)
+    line = "crashed: killed by signal SIGABRT (aborts.py:4 in double)"
+    judgement = Judgement("crashed", line, 5, "aborts.py", "f00d", "function", "doubling", "a machine", 7, "judge")
+    monkeypatch.setattr("harness.judge.judge", lambda *_: judgement)
+    done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=page.md"])
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (5, line)
+    assert (folder / "page.md").read_text().startswith(f"# {line}\n")
     done = CliRunner().invoke(app, ["judge", "aborts.py", *DOUBLING, "--output=/dev/full"])
-    assert done.exit_code == 4
-    assert " ".join(done.stdout.split()).startswith(said)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (4, line)
     assert "error: can't write the report: /dev: No space left on device\n  free some space" in done.stderr
 
 

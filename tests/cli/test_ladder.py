@@ -137,9 +137,9 @@ def test_more_devices_than_there_are_can_be_looked_at_alone(monkeypatch: pytest.
         ([STEP, "--world=2,4", "--ranks=2"], "--ranks 2: 2 devices have the ranks 0 to 1"),
         ([], "name either a file or --model"),
         (["nowhere.py"], "nowhere.py: there is no such file"),
-        (["--model=mine:vit"], "mine:vit: names no library that is known"),
+        rare(["--model=mine:vit"], "mine:vit: names no library that is known"),
         rare(["--model=timm:no_such_model"], "timm"),
-        (["empty.py"], "defines no function model and no function batch"),
+        rare(["empty.py"], "defines no function model and no function batch"),
         (["fails.py"], "the step can't be run: ValueError: no data"),
         rare(["both.py"], "defines both loss and step"),
     ],
@@ -174,6 +174,7 @@ def test_a_dry_run_shows_the_rungs_and_leaves_nothing(folder: Path, monkeypatch:
     assert {*folder.iterdir()} - {folder / "__pycache__"} == before
 
 
+@pytest.mark.slow  # test_layers.py has what each command loads
 def test_help_loads_no_torch() -> None:
     program = "import sys; from harness.cli import app\ntry:\n    app(['ladder', '--help'])\nexcept SystemExit: ...\n"
     done = subprocess.run(

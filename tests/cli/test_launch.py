@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from tests.one_test import one_test
 from tests.properties import bounded
+from tests.rare import rare
 
 SCHEMA = Path(__file__).parent / "trainjob.schema.yaml"
 WORDS = ["run", "scaling", "--only", "*world=16"]
@@ -84,7 +85,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (2, 8)])
+@pytest.mark.parametrize(("nodes", "gpus"), [rare(1, 4), (2, 8)])
 def test_slurm_starts_one_torchrun_a_node(
     nodes: int, gpus: int, tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_slurm_starts_one_torchrun_a_node(
     assert (asked.module, asked.training_script, asked.training_script_args) == (True, "harness", WORDS)
 
 
+@pytest.mark.slow  # test_a_pod_has_memory_for_nccl_and_the_secret_of_its_job
 def test_each_job_of_slurm_has_a_secret_that_stands_nowhere(tmp_path: Path, python: Path) -> None:
     script = printed("slurm", "--nodes", "2")
     found = []
@@ -129,7 +131,8 @@ def documents(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (2, 8)])
+@pytest.mark.slow  # the test of Slurm has torchrun's words, the next one a pod
+@pytest.mark.parametrize(("nodes", "gpus"), [rare(1, 4), (2, 8)])
 def test_kubernetes_starts_one_torchrun_a_node(nodes: int, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = documents("--nodes", str(nodes), "--gpus", str(gpus), "--image", "a/b:c", "--name", "mine")
     job = found["TrainJob"]
@@ -224,6 +227,7 @@ def lines_of_a_script(option: str) -> int:
     return len(printed("slurm", f"{option}=1").split("\n"))
 
 
+@pytest.mark.slow  # test_what_would_fail_only_on_the_cluster_is_refused has such options
 @given(
     st.sampled_from(["--partition", "--time"]),
     st.text(max_size=12) | st.text("0123456789:-,.x\n #$`;&|'\"\\", max_size=12),

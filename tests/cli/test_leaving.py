@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rare import rare
+
 PROGRAM = """
 import atexit, os, sys, threading
 from harness.cli import leaving
@@ -21,9 +23,9 @@ with leaving.decided():
     [
         ("os._exit(0)", 2),
         ("atexit.register(os._exit, 0); sys.exit(1)", 1),
-        ("atexit.register(os._exit, 3); sys.exit()", 0),
-        ("atexit.register(os._exit, 0); sys.exit('a text')", 1),
-        ("atexit.register(os._exit, 0); 1 / 0", 1),
+        rare("atexit.register(os._exit, 3); sys.exit()", 0),
+        rare("atexit.register(os._exit, 0); sys.exit('a text')", 1),
+        rare("atexit.register(os._exit, 0); 1 / 0", 1),
         ("atexit.register(os._exit, 3)", 0),
         ("threading.Thread(target=os._exit, args=[0]).start(); threading.Event().wait()", 2),
         ("sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) if os.fork() else os._exit(7))", 7),

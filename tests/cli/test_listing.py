@@ -89,6 +89,7 @@ def test_ops_of_another_package_are_loaded_to_know_their_names(monkeypatch: pyte
     assert "brought_along" in listed()
 
 
+@pytest.mark.slow  # test_layers.py has what each command loads
 def test_only_the_file_of_a_command_is_imported() -> None:
     program = (
         "import sys\nfrom harness.cli import app\napp(['list', 'formats'], standalone_mode=False)\n"
@@ -185,6 +186,7 @@ def test_what_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(completion.devices("")) == ["cuda", "cpu", "gpu"]
 
 
+@pytest.mark.slow  # test_what_is_completed has the names
 @pytest.mark.parametrize(
     ("words", "completed"), [("harness run qui", "quick"), rare("harness list op softmax_", "softmax_grad")]
 )

@@ -195,6 +195,7 @@ def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
     assert type(raised).__name__ in capsys.readouterr().err
 
 
+@pytest.mark.slow  # the test of env has that nothing is found, and what to do
 def test_a_device_that_is_not_there_is_refused(harness: Harness) -> None:
     done = harness("run", "quick", "--device=cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2

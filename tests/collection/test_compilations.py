@@ -7,6 +7,7 @@ import pytest
 from harness.cuda import compile as compiler
 from tests.collection import compilations
 from tests.collection.compilations import Compilation, Compiled, Kernel
+from tests.rare import rare
 
 TEXTS = {"k.cu": '#include "k.cuh"\nextern "C" __global__ void k(int* p) { *p = A + B; }', "k.cuh": "#define B 1\n"}
 LOG = """
@@ -50,8 +51,8 @@ def compile_in(tmp_path):
     [
         {"k.cu": TEXTS["k.cu"].replace("*p =", "*p +=")},
         {"k.cuh": "#define B 7\n"},
-        {"a": 7},
-        {"arch": "sm_80"},
+        rare({"a": 7}),
+        rare({"arch": "sm_80"}),
     ],
     ids=["source", "header", "macro", "arch"],
 )

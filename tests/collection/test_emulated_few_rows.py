@@ -23,6 +23,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow  # test_kernels.py compiles each kernel; CONTRIBUTING.md says when to run this
 @pytest.mark.parametrize(("op", "dtype", "values", "warps", "stages"), CASES)
 def test_products_are_right_in_any_order_of_threads(
     catalogue, monkeypatch, emulated_folder, op, dtype, values, warps, stages

@@ -33,6 +33,7 @@ def gpu(emulated_folder):
     return Gpu(emulated_folder)
 
 
+@pytest.mark.slow  # test_plans.py has that all plans are legal, test_kernels.py compiles each kernel
 @pytest.mark.parametrize(("op", "dtype", "values", "plans"), CASES)
 def test_plans_that_may_be_tried_are_right(catalogue, gpu, op, dtype, values, plans):
     case = case_of(catalogue[op], "tuned", dtype, values)

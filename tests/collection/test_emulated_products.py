@@ -22,6 +22,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow  # test_kernels.py compiles each kernel; CONTRIBUTING.md says when to run this
 @pytest.mark.parametrize(("values", "plan", "kernel", "offsets"), CASES)
 def test_products_are_exact_in_any_order_of_threads(
     catalogue, monkeypatch, emulated_folder, values, plan, kernel, offsets

@@ -11,6 +11,8 @@ import torch
 from tests.collection import emulation
 from tests.collection.emulation import Gpu, emulated_source, guarded
 
+BY_EMULATION = pytest.mark.slow
+"""Tests that compile for what stands in for a GPU: only slow tests run kernels there."""
 THREADS = 64
 # `waiting`: how many threads wait at the barrier, which all of them have to.
 REVERSED = """
@@ -45,6 +47,7 @@ def run(tmp_path_factory, emulated_folder):
     emulation.library.cache_clear()
 
 
+@BY_EMULATION
 @pytest.mark.parametrize(("waiting", "orders"), [(THREADS, {0, 1, 2}), (0, {1})])
 def test_a_missing_barrier_shows_in_some_order(run, waiting, orders):
     right = set()
@@ -56,6 +59,7 @@ def test_a_missing_barrier_shows_in_some_order(run, waiting, orders):
     assert right == orders if waiting else right < {0, 1, 2}
 
 
+@BY_EMULATION
 def test_an_access_behind_a_tensor_is_found(run):
     x = torch.arange(64.0)
     run(0, x, guarded(torch.empty(60)), 60, THREADS)
@@ -63,6 +67,7 @@ def test_an_access_behind_a_tensor_is_found(run):
         run(0, x, guarded(torch.empty(60)), 64, THREADS)
 
 
+@BY_EMULATION
 def test_threads_that_wait_for_each_other_are_found(run):
     x, y = torch.arange(64.0), torch.empty(64)
     run(0, x, y, THREADS, THREADS)

@@ -23,6 +23,7 @@ from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
 from tests.collection import compilations
 from tests.collection.compilations import Compilation
+from tests.rare import rare
 
 # The GPU that everything is measured on, whose plans are compiled for the other GPUs too.
 MULTIPROCESSORS = 132
@@ -248,7 +249,7 @@ def every() -> Callable[[Op], list[Request]]:
     return lambda op: of(WITH_KERNELS.index(op))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [arch if arch == MEASURED else rare(arch) for arch in ARCHITECTURES])
 @pytest.mark.parametrize("op", WITH_KERNELS, ids=lambda op: op.name)
 def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arch):
     found = chosen(every(op), arch)

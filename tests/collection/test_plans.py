@@ -45,7 +45,7 @@ def some(items, most):
 
 @pytest.mark.parametrize(
     ("op", "name"),
-    # It has many plans: ops/gemm/test_int8_plan.py says that they are legal, test_emulated_products.py launches one.
+    # They have many plans: ops/gemm/test_int8_plan.py says that these are legal, transpose has those of nchw_to_nhwc.
     [(rare if op.name in ("int8_linear", "nchw_to_nhwc") else pytest.param)(op, name) for op, name in TUNED],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -13,6 +13,7 @@ import pytest
 from harness import paths
 from harness.cuda.compile import compile_verbose, cubin
 from harness.errors import CompileError
+from tests.rare import rare
 
 PRELU = paths.data("kernels") / "activation" / "prelu.cu"
 MACROS = {"SCALAR": "__half"}
@@ -52,6 +53,7 @@ def test_machine_code_with_line_information():
     assert PRELU.name.encode() in code
 
 
+@pytest.mark.slow  # test_a_changed_header_is_noticed has what comes from the disk
 def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
     first = cubin(PRELU, MACROS, "sm_90")
     monkeypatch.setattr("harness.cuda.compile.compile_verbose", None)
@@ -121,7 +123,7 @@ def test_content_options_and_architecture_make_the_key(cache, tmp_path):
     assert len(entries(cache)) == 8
 
 
-@pytest.mark.parametrize("name", ["include/own.cuh", "own.cuh", "own.h"])
+@pytest.mark.parametrize("name", ["include/own.cuh", rare("own.cuh"), rare("own.h")])
 def test_a_changed_header_is_noticed(cache, tmp_path, name):
     header = tmp_path / name
     header.parent.mkdir(exist_ok=True)

@@ -30,6 +30,7 @@ def test_every_small_divisor(bits):
             assert divided(n, divisor, bits) == n // divisor, (n, divisor)
 
 
+@pytest.mark.slow  # the next test has every small divisor
 @pytest.mark.parametrize("bits", [32, 64])
 def test_random_divisors(bits):
     pick = random.Random(0)

@@ -65,6 +65,7 @@ def test_what_is_missing_is_said(empty_cache, monkeypatch):
     assert caught.value.advice == "install them: apt-get install python3-dev"
 
 
+@pytest.mark.slow  # a test above has one that is compiled anew
 def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache, library):
     empty_cache.mkdir(mode=0o700)
     cut = empty_cache / library.name

@@ -18,6 +18,7 @@ def _nothing_is_kept(cache_folder):
         file.unlink()
 
 
+@pytest.mark.slow  # cli/test_runs.py has a run whose limits are measured
 def test_the_real_processor():
     """One small size of every stream and product that the CPU offers, from a cache that is taken for a small one."""
 

@@ -158,6 +158,7 @@ def test_a_variant_may_name_it() -> None:
     assert caught.value.advice == "did you mean 'simulated'?"
 
 
+@pytest.mark.slow  # the tests around have the device, test_timing.py clocks
 def test_times_are_exactly_what_its_clock_makes(run: Measured) -> None:
     rows = {row["variant"]: row for row in csv.DictReader((run.folder / "results.csv").open(newline=""))}
     assert {name: float(row["time"]) for name, row in rows.items()} == pytest.approx(SECONDS, rel=1e-9)
@@ -167,6 +168,7 @@ def test_times_are_exactly_what_its_clock_makes(run: Measured) -> None:
     assert {row["device"] for row in rows.values()} == {"simulated"}
 
 
+@pytest.mark.slow  # the tests around have the device, report/ what is told of one
 def test_the_report_and_the_console_have_it(run: Measured) -> None:
     page = (run.folder / "report.md").read_text()
     assert page.startswith("# doubled\n\nA simulated device, ")
@@ -175,24 +177,28 @@ def test_the_report_and_the_console_have_it(run: Measured) -> None:
     assert "A simulated device: 2 ok" in run.console
 
 
+@pytest.mark.slow  # explain/ has what is told of tools
 def test_the_tool_that_counts_on_it_is_named_where_a_case_is_explained(run: Measured) -> None:
     text = harness("explain", "doubled/twice/*", f"--run={run.folder}")
     assert f"harness profile stopwatch doubled --only 'doubled/twice/float32/N{N}'" in text
 
 
-def test_the_code_of_its_numbers_has_its_module_and_no_other_device_s(
-    run: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def code(kind: str) -> Code:
+    """The code of the eager variant's numbers on a device of that kind."""
     op = Catalogue([PACKAGE / "doubled.py"])["doubled"]
+    return codes([op], kind)["doubled", "eager"]
 
-    def code(kind: str) -> Code:
-        return codes([op], kind)["doubled", "eager"]
 
+def test_the_code_of_its_numbers_has_its_module_and_no_other_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, cpu = code("simulated"), code("cpu")
-    assert {m.code for m in store.load(run.folder).measurements} == {mine}
     read, changed = Path.read_bytes, PACKAGE / "simulated_device.py"
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
     assert (code("simulated") == mine, code("cpu") == cpu) == (False, True)
+
+
+@pytest.mark.slow  # the test above has that code, test_source.py which code a run has
+def test_a_run_has_the_code_of_its_device(run: Measured) -> None:
+    assert {m.code for m in store.load(run.folder).measurements} == {code("simulated")}
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,7 @@ def test_a_tool_of_one_s_own_counts_operators(tmp_path: Path) -> None:
     assert found.attachments == (Attachment(case.id, "operators", (("count", 2.0),)),)
 
 
+@pytest.mark.slow  # cli/test_runs.py has a run, the next test a script that reads a committed one
 @pytest.mark.usefixtures("measured")
 def test_the_results_are_read_in_the_units_that_the_table_says(folder: Path) -> None:
     table = example("read_results").table(folder / "run").set_index(["op", "shape"])
@@ -146,6 +147,7 @@ def test_the_fastest_variants_of_a_committed_run_are_those_of_its_samples(tmp_pa
     assert table.loc[(shape, "float32")]["fastest"] == min(times, key=lambda name: times[name] or 1.0)
 
 
+@pytest.mark.slow  # collection/nn/test_docs.py has the examples, test_models.py models that learn
 def test_a_model_with_our_functions_learns(python: Harness) -> None:
     first, last = map(float, re.findall(r"\d+\.\d+", python(EXAMPLES / "in_a_model.py")))
     assert last < first / 2

@@ -7,6 +7,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from harness import store
 from harness.explain import all_rules, explain, known
 from harness.model import Run
@@ -46,6 +48,7 @@ def first_with() -> dict[str, Run]:
     return {result.case.id: run for run in reversed(counted()) for result in run.results}
 
 
+@pytest.mark.slow  # test_verdicts.py has what explain says
 @one_test(("case", "told"), VERDICTS, ids=[case for case, _ in VERDICTS])
 def test_the_page_says_what_explain_says(case, told):
     found = [reason.rule for reason in explain(known(first_with()[case], case)) if not reason.aside]

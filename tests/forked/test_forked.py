@@ -53,7 +53,7 @@ def real(script):
 @pytest.mark.parametrize(
     ("by", "options"),
     [
-        ("script", ["-P"]), ("module", ["-u"]),
+        ("module", ["-u"]), rare("script", ["-P"]),
         rare("script", []), rare("script", ["-u"]), rare("module", []), rare("module", ["-P"]),
     ],
 )  # fmt: skip
@@ -93,8 +93,8 @@ def test_it_has_torch_loaded_and_nothing_of_the_harness(script):
 @pytest.mark.parametrize(
     "code",
     [
-        "raise SystemExit('no luck')",
-        "raise KeyboardInterrupt",
+        rare("raise SystemExit('no luck')"),
+        rare("raise KeyboardInterrupt"),
         "import os; os.abort()",
         rare("raise SystemExit"),
         rare("raise SystemExit(7)"),
@@ -138,6 +138,7 @@ def test_it_dies_with_what_stands_for_it(script):
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow  # most tests of commands start processes that start others
 def test_it_starts_others_like_itself(script, tmp_path):
     (tmp_path / "inner.py").write_text(HAS_TORCH)
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]], check=True)")
@@ -168,6 +169,7 @@ def test_the_server_ends_with_the_session_and_takes_all_along(script, tmp_path):
     assert server.returncode == 0
 
 
+@pytest.mark.slow  # server.py's is_alone() is asked for every process
 def test_a_server_with_threads_forks_nothing(script, tmp_path):
     """A process with several threads can't be forked: a lock that another thread holds would never be free."""
     home = tmp_path / "home"
@@ -193,13 +195,18 @@ def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
 
 
 @pytest.mark.parametrize(
-    ("asked", "without"),
-    [("not gpu and not slow", True), ("not gpu and slow", True), ("not gpu", True), ("gpu and not alone", False)],
+    ("asked", "left_out"),
+    [
+        ("not gpu and not slow", {"gpu", "slow"}),
+        ("not gpu and slow", {"gpu"}),
+        ("not gpu", {"gpu"}),
+        ("gpu and not alone", set()),
+    ],
 )
-def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_are_left_out(pytestconfig, asked, without):
+def test_by_what_is_asked_of_marks_tests_that_need_a_gpu_or_are_slow_are_left_out(pytestconfig, asked, left_out):
     """Their making, and torch in each worker, would take a minute of make test's time."""
     conftest = pytestconfig.pluginmanager.get_plugin(str(HERE.parent / "conftest.py"))
-    assert conftest._without_gpu(types.SimpleNamespace(getoption={"markexpr": asked}.get)) == without
+    assert conftest._left_out(types.SimpleNamespace(getoption={"markexpr": asked}.get)) == left_out
 
 
 def test_make_asks_for_tests_in_a_way_that_is_known():
@@ -242,6 +249,7 @@ def test_it_has_read_the_files_of_the_harness(script):
     assert real(script).stdout == "False\n"
 
 
+@pytest.mark.slow  # many tests run harness.processes.child
 def test_a_loaded_module_that_is_run_runs_anew():
     done = ran(["-m", "harness.processes.child"], input="")
     assert "RuntimeWarning" not in done.stderr

@@ -101,6 +101,7 @@ def test_a_look_decides(mean: float, outcome: str) -> None:
     assert (found.pairs_to_tell is None) == (outcome != "inconclusive")
 
 
+@pytest.mark.slow  # the tests around have each verdict
 def test_verdicts_are_what_the_bounds_say() -> None:
     rng = random.Random(5)
     seen = set()

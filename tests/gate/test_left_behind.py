@@ -49,6 +49,7 @@ def test_the_gate_of_another_repository_removes_what_a_killed_one_left(tmp_path:
         assert git(mine, "worktree", "list").count("\n") == 1
 
 
+@pytest.mark.slow  # test_worktree.py has two gates at a time
 def test_what_a_living_gate_has_stays(tmp_path: Path, cache: Path) -> None:
     mine = repository(tmp_path / "mine")
     with gate(mine, "lives") as living:
@@ -62,6 +63,7 @@ def test_what_a_living_gate_has_stays(tmp_path: Path, cache: Path) -> None:
     assert git(mine, "worktree", "list").count("\n") == 1
 
 
+@pytest.mark.slow  # the first test has what is removed
 def test_a_repository_that_is_gone_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     mine = repository(tmp_path / "mine")
     gate(mine, "killed").communicate()

@@ -96,6 +96,7 @@ def test_what_is_allowed_grows_with_the_cases_so_that_the_run_errs_as_rarely(fam
     assert ASSUMED.blocks == 0
 
 
+@pytest.mark.slow  # the test above has what is allowed
 @pytest.mark.parametrize("family", [12, rare(200)])
 def test_offsets_of_a_calibrated_machine_make_no_more_than_one_run_in_a_hundred_fail(family: int) -> None:
     draw = np.random.default_rng(17)

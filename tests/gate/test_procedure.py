@@ -21,6 +21,7 @@ from harness.gate.pairing import Jobs
 from harness.gate.procedure import Procedure
 from harness.gate.records import CaseEvidence, Margin, Pair, Side, Stage
 from harness.model import Case, Job, Measurement
+from tests.rare import rare
 
 NOISE = 0.0005
 
@@ -174,7 +175,7 @@ def drawn(draw: random.Random, names: Sequence[str]) -> dict[str, dict[str, list
     return found
 
 
-@pytest.mark.parametrize("controls", [[], ["copy"]])
+@pytest.mark.parametrize("controls", [rare([]), ["copy"]])
 def test_pairs_that_are_measured_decide_what_the_same_pairs_decide_at_once(controls: list[str]) -> None:
     """Holm's family has the suspects, less those that a look before has found, and no controls."""
     draw, outcomes = random.Random(7), Counter[tuple[str, str, int]]()

@@ -23,6 +23,7 @@ from harness.gate.worktree import Checkout, Repository
 from harness.processes.surroundings import Surroundings
 from harness.processes.used import digest
 from tests.gate.foreign import git, write
+from tests.rare import rare
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 CODE = Revision("main", "0" * 40, False, "d" * 64)
@@ -81,6 +82,7 @@ def test_submodules_of_a_clone_that_was_cut_short_have_the_commits_of_the_base(t
     assert submodules.absent(short) == ["sub/sub"]
 
 
+@pytest.mark.slow  # the tests above have submodules
 def test_submodules_that_are_gone_or_not_checked_out_are_filled_as_far_as_they_are_here(top: Path) -> None:
     """The first one isn't checked out. The second one is gone now; git keeps its repository."""
     for name in ("a_first", "deep/a\ttab"):
@@ -126,6 +128,7 @@ def test_a_commit_is_here_or_not(top: Path) -> None:
     assert not submodules._has(top, "f" * 40)
 
 
+@pytest.mark.slow  # test_files_are_listed_as_git_sees_them_in_submodules_too has names
 def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
     odd = os.fsdecode(b"caf\xe9.txt")
     write(top / odd, "")
@@ -138,6 +141,7 @@ def test_a_name_that_is_no_utf_8_is_as_good_as_any(top: Path) -> None:
     assert [shown(name) for name in submodules.changed(top, "HEAD~1")] == ["caf\ufffd.txt"]
 
 
+@pytest.mark.slow  # test_what_was_made_for_a_side_and_what_git_ignores_is_watched
 def test_a_cache_in_the_repository_is_no_change_of_it(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of a worktree, such as base.lock, would count as a lock file of software."""
     monkeypatch.setenv("HARNESS_CACHE", str(top / ".cache"))
@@ -264,6 +268,7 @@ def test_what_was_made_for_a_side_and_what_git_ignores_is_watched(top: Path, sid
     assert found == {*(top / name for name in names), module}
 
 
+@pytest.mark.slow  # test_two_codes.py has files edited meanwhile
 def test_files_that_somebody_has_edited_meanwhile_are_told(top: Path) -> None:
     """Only files of the working tree count. A side may write what was made for it, and what lies elsewhere."""
     with Repository(top, ()).here() as now:
@@ -308,7 +313,7 @@ def versions(code: Checkout) -> tuple[str, str]:
     return texts[0].split()[-1], texts[1].split()[-1]
 
 
-@pytest.mark.parametrize(("asked", "measured"), [(None, "2.0"), ("1.0", "1.0"), ("v2.0", "2.0")])
+@pytest.mark.parametrize(("asked", "measured"), [(None, "2.0"), ("1.0", "1.0"), rare("v2.0", "2.0")])
 def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for(
     asked: str | None, measured: str, own: Path
 ) -> None:
@@ -321,6 +326,7 @@ def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for
     assert not [*(own.parent / "cache" / "worktrees").glob("*/*/")]
 
 
+@pytest.mark.slow  # test_a_side_is_prepared_in_its_folders has one side
 def test_each_side_is_prepared_and_that_is_told(top: Path) -> None:
     write(top / "mine.py", "OP = 1")
     repository = Repository.find((top / "mine.py",))

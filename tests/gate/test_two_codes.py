@@ -24,6 +24,7 @@ from harness.gate.two_codes import Request, Sides, Start
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Machine, Measurement
 from tests.one_test import one_test
+from tests.rare import rare
 
 BASE, NOW = Revision("main", "b" * 40, False, "1" * 64), Revision("the working tree", "f" * 40, True, "2" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(BASE, None, ()), "now": Checkout(NOW, None, ())}
@@ -220,6 +221,7 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return make
 
 
+@pytest.mark.slow  # processes/test_lock.py has what is held
 def test_the_devices_are_held_until_the_turn_ends(
     found_out: Callable[..., tuple[Sides, list[object]]], machine: Machine
 ) -> None:
@@ -256,7 +258,7 @@ def test_a_revision_compared_with_itself_is_asked_what_it_can_measure(
 
 @pytest.mark.parametrize(
     ("same", "fields", "passed_over"),
-    [(True, {}, True), (False, {}, False), (True, {"always": True}, False), (True, {"earlier": "a run"}, False)],
+    [(True, {}, True), (False, {}, False), (True, {"always": True}, False), rare(True, {"earlier": "a run"}, False)],
 )
 def test_the_same_code_is_passed_over_unless_somebody_wants_it_measured(
     found_out: Callable[..., tuple[Sides, list[object]]], same: bool, fields: dict[str, Any], passed_over: bool

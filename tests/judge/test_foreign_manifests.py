@@ -48,6 +48,7 @@ def put(value: Any, path: tuple[Any, ...], other: Any) -> Any:
     return made
 
 
+@pytest.mark.slow  # test_isolated.py has manifests that are refused
 @bounded
 @given(st.sampled_from(places(WHOLE)), ANY)
 def test_a_manifest_is_read_or_refused(path: tuple[Any, ...], other: Any) -> None:

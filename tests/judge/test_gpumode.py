@@ -70,6 +70,7 @@ def custom_kernel(data):
 """
 
 
+@pytest.mark.slow  # the other tests here have data of this form
 def test_weights_among_the_data_may_be_parameters(judged):
     files = {
         **FILES,
@@ -87,6 +88,7 @@ def test_memory_for_outputs_isn_t_counted_as_read(judged):
     assert "nan" in found.line
 
 
+@pytest.mark.slow  # the first test has sizes beside the candidate
 @pytest.mark.usefixtures("functions_noted")
 def test_all_in_one_file_at_given_sizes(judged):
     text = REFERENCE.replace("from task import input_t", "input_t = tuple").replace("scale: float, ", "")
@@ -107,7 +109,7 @@ def test_the_check_of_the_form_counts_too(judged):
 
 
 @pytest.mark.parametrize(
-    ("says", "verdict"), [("''", "right"), rare("True", "right"), ("False", "wrong"), ("'no'", "wrong")]
+    ("says", "verdict"), [("''", "right"), rare("True", "right"), ("False", "wrong"), rare("'no'", "wrong")]
 )
 def test_what_checks_give(judged, says, verdict):
     check = f"def check_implementation(data, output):\n    return {says}\n"

@@ -81,12 +81,14 @@ def test_weights_of_other_names_have_the_same_seed(judged):
     assert judged(text, {"ref.py": REFERENCE}, reference="ref.py").verdict == "right"
 
 
+@pytest.mark.slow  # test_arithmetic_in_halves has halves
 def test_halves(judged):
     found = judged(NEW, {"ref.py": REFERENCE}, reference="ref.py", dtypes=("float16",))
     assert found.verdict == "right"
     assert found.timed[0].case == "judged/candidate/float16/B12"
 
 
+@pytest.mark.slow  # test_exploits.py has files that bend their reference
 def test_one_file_could_bend_its_reference(judged):
     found = judged(pair("x * 2", "x + x"))
     assert found.verdict == "right"
@@ -118,12 +120,14 @@ def test_a_reference_that_takes_one_batch_only(judged):
     assert "declines" not in found.line
 
 
+@pytest.mark.slow  # test_reference_op.py has where float64 is taken
 def test_a_reference_that_rounds_isn_t_run_in_float64(judged):
     found = judged(pair("(x * 1e6).round() % 2", "(1e6 * x).round() % 2"))
     assert found.verdict == "right"
     assert any(note.startswith("The reference runs in float32 with TF32 off: float64 isn't") for note in found.notes)
 
 
+@pytest.mark.slow  # test_sizes.py has how sizes are chosen
 def test_of_square_matrices_the_first_is_cut(judged):
     square = pair("a @ b", "(b.t() @ a.t()).t().contiguous()").replace("self, x", "self, a, b")
     found = judged(square.replace("torch.rand(6, 64)", "*torch.rand(2, 6, 6)"))
@@ -131,6 +135,7 @@ def test_of_square_matrices_the_first_is_cut(judged):
     assert {one.sizes for one in found.checked} == {"given", "unseen"}
 
 
+@pytest.mark.slow  # test_reference_op.py has outputs of any shape
 def test_a_single_number_is_an_output(judged):
     assert judged(pair("x.square().mean()", "(x * x).mean()")).verdict == "right"
     assert judged(pair("x.square().mean()", "x.mean()")).verdict == "wrong"
@@ -199,6 +204,7 @@ def test_inputs_that_nothing_could_be_judged_by(judged, inputs, said):
         judged(f"import itertools\n\nCOUNT = itertools.count()\n{text}")
 
 
+@pytest.mark.slow  # test_inputs_that_nothing_could_be_judged_by has how inputs are drawn
 @pytest.mark.parametrize(
     "drawn", ["numpy.random.rand(6, 64)", rare("[[random.random() for _ in range(64)] for _ in range(6)]")]
 )
@@ -229,6 +235,7 @@ def test_outputs_in_another_order_in_memory_are_told(judged, body, new, told):
     assert (found.verdict, found.line.endswith(said)) == ("right", told)
 
 
+@pytest.mark.slow  # test_the_example has the command's way, test_intact_settings.py settings
 @pytest.mark.usefixtures("functions_noted")
 @pytest.mark.parametrize("setting", ["fp32_precision = 'tf32'", rare("allow_tf32 = True")])
 def test_a_candidate_may_allow_tf32_in_either_way(judged, setting):

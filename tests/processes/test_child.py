@@ -130,6 +130,7 @@ def worker(start: Callable[..., Bare]) -> Iterator[Bare]:
     assert made.process.wait(10) == 0
 
 
+@pytest.mark.slow  # test_runner.py and test_team.py have such processes
 def test_a_process_measures_one_question_after_the_other(worker: Bare, job: Callable[..., Job]) -> None:
     worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
     worker.ask(messages.Measure(job("fine"), process=3, number=7))
@@ -224,6 +225,7 @@ def test_a_file_that_asks_for_nothing_on_this_device_is_one_that_it_can_load(tmp
     assert (answer.files, answer.scenarios, answer.checks) == (((), None), ((), ()), ())
 
 
+@pytest.mark.slow  # what a process does before it is ready matters where a GPU is shared
 def test_a_process_that_is_ready_has_left_the_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
     program = (

@@ -29,6 +29,7 @@ def workers() -> Iterator[Workers]:
         yield made
 
 
+@pytest.mark.slow  # test_intact.py has what counts as replaced, the next test what is forged
 def test_a_process_whose_reply_is_replaced(workers: Workers) -> None:
     found = workers.measure(asked("replaces"))
     assert (found.status, found.time) == ("wrong", None)

@@ -98,6 +98,7 @@ def test_the_lock_of_a_killed_holder_is_free(folder: Path, capsys: Any) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow  # test_locks_are_taken_in_one_order takes such devices
 def test_devices_that_nobody_holds_need_no_waiting(folder: Path, capsys: Any) -> None:
     with holder(folder), lock.held(device("GPU a", "GPU c"), [1]):
         assert not is_free(folder / "harness-GPU_c.lock")

@@ -15,6 +15,7 @@ import pytest
 
 from harness.processes import descendants, hatchery, nursery, python
 from harness.processes.nursery import Forked, Nursery
+from tests.rare import rare
 
 pytestmark = pytest.mark.cold
 ECHO = """
@@ -35,9 +36,8 @@ def adopting() -> None:
     descendants.adopt()  # as every command does
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def made() -> Iterator[Nursery]:
-    """One for all tests that leave it as it is: it takes seconds to start."""
     with Nursery(python.own_root()) as one:
         yield one
 
@@ -51,6 +51,12 @@ def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"runpy.run_path({hatchery.__file__!r}, run_name='__main__')\n"
     )
     monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
+
+
+@pytest.fixture
+def light_with_numpy(light: None) -> None:
+    file = Path(hatchery.__file__)
+    file.write_text(f"import numpy\n{file.read_text()}")
 
 
 class Asked:
@@ -75,6 +81,7 @@ class Asked:
             return replies.read()
 
 
+@pytest.mark.slow  # the tests below have what is forked and how it ends
 def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nursery, tmp_path: Path) -> None:
     asked = Asked(tmp_path, {**python.environment(), "HARNESS_CACHE": str(tmp_path)})
     forked = asked.start(made)
@@ -92,6 +99,7 @@ def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nu
     assert forked.poll() == 3
 
 
+@pytest.mark.usefixtures("light_with_numpy")
 def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, tmp_path: Path) -> None:
     """Such as a numpy of one side's packages: the forked process would have the numpy that torch was loaded with."""
     (tmp_path / "numpy").mkdir()
@@ -104,12 +112,15 @@ def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, t
     assert Asked(tmp_path).start(made) is None
 
 
+@pytest.mark.usefixtures("light")
 def test_a_process_of_another_harness_is_not_forked_from_one_that_has_loaded_this(
     made: Nursery, tmp_path: Path
 ) -> None:
     assert Asked(tmp_path, python.environment(tmp_path)).start(made) is None
 
 
+@pytest.mark.slow  # the tests above have other modules and another harness
+@pytest.mark.usefixtures("light")
 def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: Path) -> None:
     """The loader of libraries and torch have read theirs when the nursery began. Others are read by nobody so early."""
     environment = python.environment()
@@ -136,7 +147,9 @@ def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_proce
 
 
 @pytest.mark.usefixtures("light")
-@pytest.mark.parametrize(("closing", "end"), [("", 0), ("sys.stdout.close()", 0), ("sys.exit(None)", 0), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("closing", "end"), [rare("", 0), rare("sys.stdout.close()", 0), rare("sys.exit(None)", 0), ("1 / 0", 1)]
+)
 def test_what_a_process_registers_for_its_end_is_called(tmp_path: Path, closing: str, end: int) -> None:
     """Also where Python's own end, which takes long with torch loaded, is left out."""
     (tmp_path / "script.py").write_text(

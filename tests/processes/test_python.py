@@ -115,6 +115,7 @@ def test_a_process_of_ours_executes_nothing_in_the_working_folder(
     assert f'"{trap}"' not in done.stdout.replace("'", '"')
 
 
+@pytest.mark.slow  # the test above has a process of ours in such a folder
 def test_the_report_of_a_run_needs_nothing_of_the_working_folder(trap: Path) -> None:
     """A copy.py there cost the report; a harness/ was executed in the place of ours."""
     command = python.command("harness", ["list", "formats"])

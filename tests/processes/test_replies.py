@@ -113,6 +113,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow  # the test above has replies that can't be read
 def test_any_bytes_are_an_answer_or_a_crash(job: Callable[..., Job], good: bytes) -> None:
     asked = job("fine")
     assert answered(asked, good).measurement.work == Work(1, 2)

@@ -20,6 +20,7 @@ from harness.processes.messages import VERSION, Measured, Ready
 from harness.processes.supervisor import Workers
 from harness.processes.team import LostError
 from tests.processes.fake_team import ROOT, FakeTeam
+from tests.rare import rare
 
 OWN = Path(source.__file__).resolve().parents[1]
 
@@ -110,7 +111,7 @@ def test_what_it_reports_is_raised_as_it_is(teams: type[FakeTeam], job: Callable
         made.measure(job("fine"))
 
 
-@pytest.mark.parametrize("root", [None, OWN])
+@pytest.mark.parametrize("root", [rare(None), OWN])
 def test_the_code_that_runs_is_the_one_that_measures(
     teams: type[FakeTeam], job: Callable[..., Job], root: Path | None
 ) -> None:

@@ -87,7 +87,7 @@ Measure = Callable[..., Measurement]
     ("variant", "status", "error"),
     [
         ("echoed", "crashed", "rank 1: ValueError: no such table"),
-        ("wrong", "wrong", "rank 1: y[0] is 1"),
+        rare("wrong", "wrong", "rank 1: y[0] is 1"),
         rare("together", "wrong", "rank 1: y[0] is 1"),
         rare("alone", "wrong", "rank 1: y[0] is 1"),
         rare("raises", "crashed", "rank 1: ValueError: no such table"),
@@ -104,7 +104,7 @@ def test_what_one_rank_reports_is_what_comes_of_the_case(
     assert (found.status, found.error) == (status, error)
 
 
-@pytest.mark.parametrize("variant", ["wrong", "dies", *map(rare, ("late", "together", "alone", "raises", "greedy"))])
+@pytest.mark.parametrize("variant", ["dies", *map(rare, ("wrong", "late", "together", "alone", "raises", "greedy"))])
 def test_after_a_failure_a_team_is_started_anew(measure: Measure, variant: str) -> None:
     first = measure("fine")
     assert measure("fine").error == first.error  # The process's number: one team measures one case after the other.
@@ -121,12 +121,14 @@ def test_a_team_goes_on_after_a_case_that_no_rank_has_begun(measure: Measure) ->
     assert measure("fine").error == first.error
 
 
+@pytest.mark.slow  # test_the_end_of_a_single_process_is_told goes on after worse
 def test_a_single_process_goes_on_after_a_wrong_result(measure: Measure) -> None:
     first = measure("fine", world=1)
     assert measure("together", world=1).status == "wrong"
     assert measure("fine", world=1).error == first.error
 
 
+@pytest.mark.slow  # the next test has an answer that isn't taken
 def test_an_answer_to_another_question_ends_the_team(measure: Measure) -> None:
     found = measure("late")
     assert found.status == "crashed"
@@ -159,6 +161,7 @@ def test_a_case_that_is_answered_twice_is_not_taken_for_the_next_one(
             assert (found.case, found.status, found.error) == (asked.case, "ok", asked.case.variant)
 
 
+@pytest.mark.slow  # the test above has an answer that isn't taken
 def test_the_measurement_of_another_process_index_is_not_taken(revision: Revision, job: Callable[..., Job]) -> None:
     with Workers("cpu", root=revision('measured("ok", process=1)')) as workers:
         assert workers.measure(job("fine"), 1).status == "ok"
@@ -200,10 +203,10 @@ def test_a_process_that_closes_its_pipe_and_lives_on_is_named(
 @pytest.mark.parametrize(
     ("variant", "error"),
     [
-        ("exits", "ended with exit status 7"),
+        rare("exits", "ended with exit status 7"),
         ("is killed", "killed by signal SIGKILL from outside, most likely by the kernel because memory ran out"),
         ("forks", "ended with exit status 3"),  # the child holds the pipe open
-        ("raises", "ValueError: no such table"),
+        rare("raises", "ValueError: no such table"),
     ],
 )
 def test_the_end_of_a_single_process_is_told(measure: Measure, variant: str, error: str) -> None:
@@ -240,6 +243,7 @@ def test_all_ranks_are_told_to_end_before_any_is_waited_for(monkeypatch: pytest.
     assert log == [*(f"told {number}" for number in range(8)), *(f"waited for {number}" for number in range(8))]
 
 
+@pytest.mark.slow  # test_world.py has where ranks of one host listen
 def test_ranks_of_one_host_meet_in_a_folder_that_is_theirs_alone(
     revision: Revision, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]
 ) -> None:
@@ -278,6 +282,7 @@ def test_an_unknown_message_is_no_crash_of_the_case(revision: Revision, job: Cal
     assert not made._team.alive
 
 
+@pytest.mark.slow  # collection/test_many_ranks.py has ranks that find each other
 def test_children_find_each_other_whatever_a_launcher_has_left(
     revision: Revision, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]
 ) -> None:

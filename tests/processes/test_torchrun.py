@@ -23,6 +23,7 @@ from harness.processes.rank import Beginning, Meeting, Rank
 from harness.processes.supervisor import Workers
 from harness.processes.torchrun import Leader
 from harness.processes.wire import Challenge, Ended, Hello, Link, Said, Welcome
+from tests.rare import rare
 
 BODY = """
 if variant == "abort" and RANK == 1:
@@ -104,7 +105,10 @@ def test_a_rank_that_a_keeper_has_may_die_or_hang_and_the_next_case_is_right(
     assert measure("fine", world=1).status == "ok"
 
 
-def test_ranks_on_two_hosts_have_the_devices_of_their_host(root: Path, job: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("worlds", [(3,), rare((4, 3, 2))])
+def test_ranks_on_two_hosts_have_the_devices_of_their_host(
+    root: Path, job: Callable[..., Job], worlds: tuple[int, ...]
+) -> None:
     """Two hosts of two: three ranks are two on the first and one on the second."""
     first = replace(place(4, root), one_host=False, address="localhost")
     places = [replace(first, rank=rank, local_rank=rank % 2, host=rank // 2) for rank in range(1, 4)]
@@ -112,7 +116,7 @@ def test_ranks_on_two_hosts_have_the_devices_of_their_host(root: Path, job: Call
     for one in keepers:
         one.start()
     with torchrun.joined(first), Workers("cpu", root=root) as workers:
-        for world in (4, 3, 2):
+        for world in worlds:
             asked = job("fine")
             assert workers.measure(replace(asked, case=replace(asked.case, world=world))).status == "ok"
             told = [(root / f"fine-{rank}").read_text() for rank in range(world)]

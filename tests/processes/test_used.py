@@ -81,14 +81,14 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
     ("how", "name"),
     [
         ("by name", "mykern"),
-        ("by name", "late"),
-        ("by name", "company.kernels"),
-        ("by pip", "mykern_cuda"),
+        rare("by name", "late"),
+        rare("by name", "company.kernels"),
+        rare("by pip", "mykern_cuda"),
         ("pyproject.toml", "mykern_cuda"),
-        ("setup.cfg", "mykern_cuda"),
-        ("setup.py", "mykern_cuda"),
+        rare("setup.cfg", "mykern_cuda"),
+        rare("setup.py", "mykern_cuda"),
         ("by place", "deep.fast"),
-        ("by place", "vendored.fast"),
+        rare("by place", "vendored.fast"),
     ],
 )
 def test_a_module_that_was_installed_from_the_folder_is_told(

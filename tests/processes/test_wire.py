@@ -212,6 +212,7 @@ lines = st.one_of(
 )
 
 
+@pytest.mark.slow  # the tests above have strangers
 @given(st.lists(lines, max_size=4))
 @bounded
 def test_whatever_a_stranger_sends_is_a_message_or_ends_the_connection(sent: list[bytes]) -> None:
@@ -224,6 +225,7 @@ def test_whatever_a_stranger_sends_is_a_message_or_ends_the_connection(sent: lis
         assert not link.proven
 
 
+@pytest.mark.slow  # the tests above have such messages
 @given(st.lists(lines, max_size=4))
 @bounded
 def test_whatever_who_knows_the_secret_sends_is_a_message_or_ends_the_connection(sent: list[bytes]) -> None:

@@ -132,6 +132,7 @@ def test_bytes_are_kept_if_the_second_run_fails(folder: Path, monkeypatch: pytes
     assert "instructions" not in dict(attachment.kernels[0].values)
 
 
+@pytest.mark.slow  # the next tests have files that were made elsewhere
 @pytest.mark.usefixtures("fake_ncu")
 def test_a_report_of_our_command_is_imported_by_its_request(folder: Path) -> None:
     profiled("ncu", "--run", folder, "--only", "dropout/*", "--only", "relu_mask/*")

@@ -179,6 +179,7 @@ def test_a_journal_beside_an_export_does_not_count(recording: Path) -> None:
     assert nsys.imported(recording, []) == expected
 
 
+@pytest.mark.slow  # the tests above have cells that can't be
 @bounded
 @given(
     st.sampled_from([(table, column) for table, columns in _nsys_sqlite._COLUMNS.items() for column in columns]),
@@ -271,6 +272,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@pytest.mark.slow  # the tests above have times and sizes that can't be
 @bounded
 @given(st.sampled_from([*KERNEL, "args"]), ANY_JSON, st.sampled_from(["kernel", "cpu_op", "cuda_runtime"]))
 def test_a_trace_with_any_value_is_read_or_refused(tmp_path: Path, key: str, value: Any, kind: str) -> None:
@@ -325,6 +327,7 @@ def test_a_page_has_a_limit_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 CELLS = st.one_of(st.text(max_size=12), st.sampled_from(['"', "n/a", "1e999", "-1", "1,0", "\r", "\0", '","']))
 
 
+@pytest.mark.slow  # the tests above have lines and marks that can't be
 @bounded
 @given(st.lists(st.lists(CELLS, max_size=8), max_size=4), st.booleans())
 def test_a_page_with_any_cells_is_read_or_refused(tmp_path: Path, rows: list[list[str]], quoted: bool) -> None:

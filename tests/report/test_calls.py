@@ -13,6 +13,7 @@ from harness.metrics import METRICS
 from harness.model import Measurement, Run
 from harness.report import charts, columns, frame, plotting
 from harness.report.text import as_text
+from tests.rare import rare
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
@@ -102,6 +103,7 @@ def test_each_dtype_has_a_figure_and_many_cases_several_pages(timed: Build, make
     assert found[0].alt == "adamw float32: device time and call time (1 of 2), by variant and shape"
 
 
+@pytest.mark.slow  # test_plots.py has how many figures there are
 def test_figures_of_calls_take_no_place_of_others(measured: Build, make_run: MakeRun) -> None:
     scenarios = [[measured(v, "float32", (), op=f"op{i}", call_samples=(1.0,)) for v in VARIANTS] for i in range(12)]
     found, left_out = plotting.plan(make_run(*scenarios))
@@ -153,7 +155,8 @@ def test_a_case_without_a_time_says_why_in_its_row(
     assert said.get_position()[1] == 1
 
 
-@pytest.mark.parametrize("spread", [1, 30, 10_000])
+@pytest.mark.slow  # test_plots.py has labels of curves, the tests above both times
+@pytest.mark.parametrize("spread", [rare(1), 30, rare(10_000)])
 def test_no_label_of_calls_lies_on_another(
     spread: int, timed: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:

@@ -362,6 +362,7 @@ OP.variant("eager", "")(lambda ctx: print)
 """
 
 
+@pytest.mark.slow  # the tests above have what is told of older code
 def test_the_command_compares_with_the_code_that_is_there(measured: Build, make_run: MakeRun, tmp_path: Path) -> None:
     plugin, folder = tmp_path / "mine.py", tmp_path / "run"
     plugin.write_text(PLUGIN)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -121,6 +122,7 @@ def test_text_of_others_is_text(text: str) -> None:
     built_as_ours(text)
 
 
+@pytest.mark.slow  # the test above has the texts that mean something
 @bounded
 @given(ANY_TEXT)
 def test_any_text_is_text(text: str) -> None:

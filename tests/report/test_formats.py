@@ -75,6 +75,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(run: Run, tmp_path: Path) 
         report.write(run, tmp_path / "file" / "run", ["csv"])
 
 
+@pytest.mark.slow  # the next test has the ceilings alone
 def test_a_run_stopped_before_its_first_case_still_has_a_report(run: Run, tmp_path: Path) -> None:
     nothing = Run(run.header, ())
     paths = report.write(nothing, tmp_path)

@@ -35,6 +35,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(run: Run, page: Call
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
+@pytest.mark.slow  # test_formats.py has all formats
 def test_figures_are_linked_where_plots_are_written(run: Run, page: Callable[[Run], str], tmp_path: Path) -> None:
     linked = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page(run))
     written = {path.relative_to(tmp_path).as_posix() for path in report.write(run, tmp_path, ["plots"])}

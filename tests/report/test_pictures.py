@@ -107,6 +107,7 @@ def test_slides_that_can_t_be_drawn_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # test_sections.py has a picture that costs only itself
 def test_harness_report_ends_with_0_where_a_picture_fails(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def test_no_line_goes_through_sizes_that_were_not_measured(
     assert [value > 0 for value in found["tuned"]] == [True, True, False, True, True]
 
 
+@pytest.mark.slow  # the other test here has such sizes
 def test_sizes_between_powers_of_two_stand_apart_from_the_line(
     measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def said(run: Run, folder: Path) -> list[list[str]]:
     return [texts(charts.draw(figure, 4e12, folder / f"{number}.svg")[0]) for number, figure in enumerate(figures)]
 
 
+@pytest.mark.slow  # test_figures_are_half_a_page_wide_and_undated has what could differ
 def test_the_same_run_gives_the_same_files_whatever_a_user_s_style(
     run: Run, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -82,12 +83,13 @@ def test_the_same_run_gives_the_same_files_whatever_a_user_s_style(
     assert [path.read_bytes() for path in pictures] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.slow  # test_only_powers_of_two_are_formulas has such names
 @pytest.mark.parametrize(
     ("name", "variants"),
     # Two variants have bars, twelve a ranking.
     [
         ("$2^{27}$ of $_$", 2),
-        ("$$", 12),
+        rare("$$", 12),
         *(rare(name, 2) for name in ("$_$", "a$b", r"\$x^$")),
         rare("$2^{27}$ of $_$", 12),
     ],
@@ -105,6 +107,7 @@ def test_names_with_dollars_are_no_formulas(
     assert "".join(name.replace("$2^{27}$", "2").split()) in said
 
 
+@pytest.mark.slow  # test_what_a_picture_is_written_as_follows_its_name
 def test_scenarios_whose_names_differ_by_a_space_have_pictures_of_their_own(
     measured: Build, make_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -147,6 +150,7 @@ def test_what_a_picture_is_written_as_follows_its_name(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "a.png").width == 3.5 * 200
 
 
+@pytest.mark.slow  # test_content.py has bars that tell choices apart
 def test_bars_name_shapes_variants_ceiling_peak_and_failures(
     measured: Build, make_run: MakeRun, tmp_path: Path
 ) -> None:
@@ -228,6 +232,7 @@ def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..
     assert not any("Little" in text for text in shown)
 
 
+@pytest.mark.slow  # the test above has such a figure
 def test_little_s_law_is_straight_and_ends_at_the_fastest(
     in_flight: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,9 +247,9 @@ def test_little_s_law_is_straight_and_ends_at_the_fastest(
 @pytest.mark.parametrize(
     ("sizes", "scale", "shown"),
     [
-        ([2, 3, 5, 7], "log", ["2", "3", "5", "7"]),
+        rare([2, 3, 5, 7], "log", ["2", "3", "5", "7"]),
         ([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64], "log", ["1", "2", "4", "8", "16", "32", "64"]),
-        (list(range(1, 10)), "log", ["1", "2", "4", "8"]),
+        rare(list(range(1, 10)), "log", ["1", "2", "4", "8"]),
         ([0, 1, 2, 8, 32], "linear", ["0", "8", "16", "24", "32"]),
     ],
 )
@@ -265,7 +270,7 @@ def test_the_axis_of_lines(
     assert [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high] == shown
 
 
-@pytest.mark.parametrize(("slowest", "scale"), [(1e-3, "linear"), (1e-5, "log")])
+@pytest.mark.parametrize(("slowest", "scale"), [rare(1e-3, "linear"), (1e-5, "log")])
 def test_values_that_span_many_decades_have_a_logarithmic_axis(
     slowest: float, scale: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +328,7 @@ def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: M
 
 @pytest.mark.parametrize(
     "layout",
-    ["curve", "variants", *map(rare, ("long names", "ranking", "bars", "long title", "lines", "zero", "one"))],
+    ["curve", *map(rare, ("variants", "long names", "ranking", "bars", "long title", "lines", "zero", "one"))],
 )
 def test_no_label_lies_on_another(
     layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
@@ -353,6 +358,7 @@ def test_no_label_lies_on_another(
         assert charts.draw(figure, 4e12, tmp_path / "x.svg") == []
 
 
+@pytest.mark.slow  # the test above has labels of curves
 def test_no_label_of_the_ceilings_lies_on_another(
     limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:

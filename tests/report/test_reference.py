@@ -27,8 +27,8 @@ REPORTS = Path(__file__).parent.parent.parent / "reports" / "h200"
 RUNS = sorted(path.parent for path in REPORTS.glob("*/run.json"))
 EVERY = 90
 """A test draws every 90th picture again, other ones each day: to draw all takes more than a minute."""
-EVERY_PAGE = 6
-"""A test writes every 6th page again, other ones each day."""
+EVERY_PAGE = 12
+"""A test writes every 12th page again, other ones each day."""
 
 
 def test_pages_of_reference_runs_are_what_their_records_give_today(tmp_path: Path) -> None:
@@ -115,6 +115,7 @@ def test_a_picture_that_shows_something_else_would_be_noticed(change: Callable[[
 FOLDERS = sorted({page.parent for page in REPORTS.rglob("*.md")})
 
 
+@pytest.mark.slow  # the tests below have what would be noticed, the first one pages
 @one_test("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_pictures_of_a_report_are_there_and_whole(folder: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md"))

@@ -15,6 +15,7 @@ from harness.model import ComputePoint, Limits, Measurement, Run, StreamPoint, W
 from harness.model.limits import State
 from harness.report import charts, plotting, roofline_plot
 from harness.report.roofline_plot import Roof, Roofs
+from tests.rare import rare
 
 Build = Callable[..., Measurement]
 Apart = Callable[[Any, Path], list[Path]]
@@ -182,6 +183,7 @@ def test_a_roof_is_of_a_type_in_which_a_variant_does_its_operations(made: Callab
     assert {roof.kind for roof in both.roofs.compute} == {"float32", "float16"}
 
 
+@pytest.mark.slow  # the tests above have what the figure shows
 def test_the_page_shows_and_explains_the_roofline(four: Run, run: Run, tmp_path: Path) -> None:
     paths = {path.name: path for path in report.write(four, tmp_path, ["markdown", "plots"])}
     page = paths["report.md"].read_text()
@@ -212,7 +214,8 @@ def test_names_keep_their_order_and_a_distance_and_one_place_has_one_name() -> N
     assert third == pytest.approx(math.log(80) / math.log(1000))
 
 
-@pytest.mark.parametrize(("variants", "nearest"), [(14, 1.01), (2, 1.3), (14, 20.0)])
+@pytest.mark.slow  # test_names_keep_their_order_and_a_distance_and_one_place_has_one_name
+@pytest.mark.parametrize(("variants", "nearest"), [rare(14, 1.01), (2, 1.3), rare(14, 20.0)])
 def test_no_label_of_a_roofline_lies_on_another(
     variants: int,
     nearest: float,

@@ -107,6 +107,7 @@ def test_a_curve_over_devices_shows_items_also_where_compute_is_the_limit(eight:
     assert (plot.metric.name, sorted(set(plot.swept.values()))) == ("items", [1, 2, 4, 8])
 
 
+@pytest.mark.slow  # a test above has the ideal line
 def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     eight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     assert found["tf32", 8] == pytest.approx(1.0)
 
 
+@pytest.mark.slow  # collection/test_many_ranks.py has bandwidths
 def test_bus_bandwidth_is_held_against_the_link_of_its_world_and_not_against_memory(
     measured: Callable[..., Measurement],
     make_run: Callable[..., Run],

@@ -213,6 +213,7 @@ def test_the_figure_has_a_line_a_variant_that_breaks_and_ends(
     assert list(drawn["ceiling"].get_ydata()) == pytest.approx([4000] * 5)
 
 
+@pytest.mark.slow  # the test above has the figure
 def test_the_figure_is_as_wide_as_the_page_and_its_name_tells_what_it_is_over(
     swept: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_variant_without_any_result_is_still_named(
     assert "shared: no result" in {line.get_label() for line in axes.get_lines()}
 
 
+@pytest.mark.slow  # the tests above have the figure
 def test_nine_variants_share_a_figure_and_look_different(
     swept: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ WORDS = st.sampled_from(
 )
 
 
+@pytest.mark.slow  # the tests above have documents that are no scenarios
 @bounded
 @given(st.lists(WORDS | st.text(st.characters(codec="utf-8"), max_size=3), max_size=25).map(" ".join), st.booleans())
 def test_any_text_is_a_scenario_or_has_problems(write: Write, catalogue: dict[str, Op], text: str, ahead: bool) -> None:

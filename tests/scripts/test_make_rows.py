@@ -31,6 +31,8 @@ def script(name: str) -> Any:
     return module
 
 
+# All of them read each run. scenario/test_rows.py has the rows that scenarios name.
+pytestmark = pytest.mark.slow
 SCRIPT, FIGURE_CASES = script("make_rows"), script("figure_cases")
 COUNTED = script("committed").COUNTED
 
@@ -69,7 +71,6 @@ def with_row(register: Any, row: Any) -> None:
 # ---- What is committed.
 
 
-@pytest.mark.slow
 def test_the_pages_are_as_the_runs_have_them(register: Any) -> None:
     assert SCRIPT.page(register) == SCRIPT.PAGE.read_text(encoding="utf-8"), "run scripts/make_rows.py"
     text = SCRIPT.LIST.read_text(encoding="utf-8")

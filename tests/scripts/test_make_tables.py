@@ -179,6 +179,7 @@ def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(runs: Any) -> None
     assert "as graphs" not in "".join(without)
 
 
+@pytest.mark.slow  # the first test has the figures of each page
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
     from make_gains import GAINS, written
 

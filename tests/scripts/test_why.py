@@ -42,6 +42,7 @@ ENTRIES = {
 CATALOGUE = Catalogue()
 
 
+@pytest.mark.slow  # the next test reads each reason
 @one_test("entry", ENTRIES.values(), ids=ENTRIES)
 def test_each_reason_is_of_a_variant_that_is_slower_in_its_run(entry: Any) -> None:
     reason = WHY._reason(*entry)

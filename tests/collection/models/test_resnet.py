@@ -31,6 +31,7 @@ def test_equals_torchvision(tools):
     tools.assert_same({"": ours.eval()(given.images)}, {"": theirs.eval()(given.images)})
 
 
+@pytest.mark.slow  # test_equals_torchvision has its numbers, test_steps.py its training
 def test_fingerprint(tools):
     model, given = tools.seeded(resnet.ResNet(WIDE)), inputs(tools)
     loss = resnet.loss(model, given)

@@ -9,6 +9,7 @@ import torch
 
 from harness.collection import nn
 from harness.collection.models import MODELS, bert, resnet, swin
+from tests.rare import rare
 
 
 def both(kind, config, operators):
@@ -45,7 +46,8 @@ def images(config):
 
 
 @pytest.mark.parametrize(
-    "chosen", [{}, {"norm": False}, {"windows": False}, {"attention": False}, {"norm": False, "attention": False}]
+    "chosen",
+    [{}, *map(rare, ({"norm": False}, {"windows": False}, {"attention": False}, {"norm": False, "attention": False}))],
 )
 def test_swin(chosen):
     plain, ours = both(swin.Swin, SWIN, nn.swin_operators(**chosen))

@@ -54,10 +54,8 @@ def test_gradients_and_their_gradients(tools, name):
     assert torch.autograd.gradgradcheck(restarted(function), inputs, fast_mode=True)
 
 
-COMPILED = ("three_dropouts", "batch_norm_alone")
-
-
-@pytest.mark.parametrize("name", [name if name in COMPILED else rare(name) for name in EVERY])
+@pytest.mark.slow  # the next tests have compiled functions, test_traceable.py what a trace holds
+@pytest.mark.parametrize("name", EVERY)
 def test_a_compiler_takes_them_without_a_break(tools, name):
     function, shapes = EVERY[name]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
@@ -145,10 +143,11 @@ CALLED = {
 }
 
 
-# The operators of both norms are registered alike, and the operators of both partitions.
-ALIKE = ("rms_norm", "window_reverse", "window_attention")
+# Operators of partitions and of attention are registered as those of norms.
+ALIKE = ("rms_norm", "window_partition", "window_reverse", "window_attention")
 
 
+@pytest.mark.slow  # the tests around have gradients, compiled code and tracing
 @pytest.mark.parametrize("name", [rare(name) if name in ALIKE else name for name in CALLED])
 def test_they_are_what_torch_asks_of_operators(tools, name):
     shapes, others = CALLED[name]
@@ -156,6 +155,7 @@ def test_they_are_what_torch_asks_of_operators(tools, name):
     torch.library.opcheck(operator, (*(tools.normal(*shape) for shape in shapes), *others))
 
 
+@pytest.mark.slow  # the test above asks the same of other operators
 @pytest.mark.parametrize("has_residual", [True, rare(False)])
 def test_batch_norm_is_what_torch_asks_of_operators(tools, has_residual):
     x, weight, running = tools.normal(2, 3, 2, 3), tools.normal(3), torch.ones(3, dtype=torch.float64)
@@ -272,6 +272,7 @@ def test_a_checkpoint_of_compiled_dropout_draws_the_same_mask(tools):
         assert torch.equal(x.grad, 2 * y)
 
 
+@pytest.mark.slow  # the test above has a checkpoint of compiled dropout
 def test_a_checkpoint_inside_of_compiled_code_draws_the_same_mask(tools):
     x = torch.ones(5, 64, requires_grad=True)
 
@@ -305,6 +306,7 @@ def test_transforms_inside_of_compiled_code_are_those_of_eager_code(tools):
         assert all(one.any() for one in made)
 
 
+@pytest.mark.slow  # test_dropout_draws_anew_and_can_be_repeated has eager calls
 def test_two_equal_calls_of_dropout_stay_two_in_a_compiled_function():
     compiled = torch.compile(lambda x: (nn.dropout(x, 0.5), nn.dropout(x, 0.5)), fullgraph=True, backend="aot_eager")
     x = torch.ones(256)

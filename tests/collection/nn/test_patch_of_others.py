@@ -200,6 +200,7 @@ def test_a_sequence_may_be_cut_and_grow_after_the_patch():
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow  # test_operators.py has compiled functions, the test above a patched sequence
 def test_a_patched_sequence_is_compiled_as_a_whole():
     model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(inplace=True)), torch.randn(2, 3, 5, 5)
     plain = copy.deepcopy(model)

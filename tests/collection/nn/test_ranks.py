@@ -29,6 +29,7 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     return made
 
 
+@pytest.mark.slow  # test_support.py has a process group of one, collection/test_many_ranks.py two ranks
 @pytest.mark.parametrize("check", ranks.CHECKS, ids=lambda check: check.__name__)
 def test_ranks_do_what_one_process_and_torch_do(check, ended):
     for rank in ended:

@@ -37,6 +37,9 @@ TELLING = ("gradients", "double_backward", "func_vmap", "dual_numbers", "autocas
 """What `make test` tries of other ways to call: gradients of gradients, transforms, dual numbers, types and strides.
 The other features go through the same operators and their gradients."""
 LIKE = {
+    "batched_gradients": "vmap_of_grad",
+    "forward_over_reverse": "dual_numbers",
+    "offloaded": "checkpoint",
     "some_gradients": "gradients",
     "func_grad": "vmap_of_grad",
     "func_jvp": "dual_numbers",

@@ -157,6 +157,7 @@ def test_a_summary_that_can_not_be_written_is_told_and_no_more(
     )
 
 
+@pytest.mark.slow  # test_layers.py has what a command loads
 def test_the_terminal_and_annotations_load_neither_matplotlib_nor_pandas() -> None:
     code = (
         "import sys; from harness.report.gate import github, terminal; "

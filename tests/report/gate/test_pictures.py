@@ -12,9 +12,10 @@ from harness.cli import gate as gate_command
 from harness.gate.records import GateRun
 from harness.report import gate
 from harness.report.gate.formats import plot
+from tests.rare import rare
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, MemoryError, RecursionError])
+@pytest.mark.parametrize("error", [ValueError, *map(rare, (OSError, MemoryError, RecursionError))])
 def test_a_gate_whose_picture_fails_keeps_its_files_and_its_exit_code(
     error: type[Exception],
     gate_run: GateRun,

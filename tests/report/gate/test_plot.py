@@ -57,8 +57,13 @@ def test_the_margin_is_a_line_with_a_step_where_a_case_has_its_own(
     assert list(line.get_xdata()) == pytest.approx([-1] * 4 + [-1.25] * 2 + [-1] * 4)
 
 
+@pytest.mark.slow  # test_a_long_id_leaves_space_for_the_dots, report/test_plots.py has labels
 @pytest.mark.parametrize(
-    ("losses", "margin"), [([0.0], 0.01), ([0.0, -0.6, 0.3], 0.2), ([-0.03] * 12, 0.01), rare([0.0] * 59 + [-0.4], 0.2)]
+    ("losses", "margin"),
+    [
+        ([0.0, -0.6, 0.3], 0.2),
+        *(rare(*one) for one in (([0.0], 0.01), ([-0.03] * 12, 0.01), ([0.0] * 59 + [-0.4], 0.2))),
+    ],
 )
 def test_no_label_lies_on_another(
     losses: Sequence[float],
@@ -90,6 +95,7 @@ def compared(
     return CaseEvidence(of, "ci", (), (), made, margin, decision=Decision("ok", "screen", low, low, high, len(made)))
 
 
+@pytest.mark.slow  # the tests above have margins and differences
 @pytest.mark.parametrize(
     ("ratio", "count", "margin"),
     [
@@ -123,8 +129,10 @@ def test_any_margin_and_any_difference_can_be_drawn(
     [
         ((1.0, math.nan), []),
         *(rare((1.0, now), []) for now in (math.inf, 0.0)),
-        *((pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((0.0, 1.0), (1e300, 1e-300))),
-        *(rare(pair, [(1.0, 1.0), (1.0, 1.02)]) for pair in ((math.nan, 1.0), (1e300, 1e-8))),
+        *(
+            rare(pair, [(1.0, 1.0), (1.0, 1.02)])
+            for pair in ((0.0, 1.0), (math.nan, 1.0), (1e300, 1e-8), (1e300, 1e-300))
+        ),
     ],
 )
 def test_a_pair_without_a_number_is_told_and_the_others_are_drawn(
@@ -162,6 +170,7 @@ def test_as_many_cases_are_drawn_as_fit_into_a_picture() -> None:
     assert (plot._AROUND + plot._ROW * plot._MOST_ROWS) * canvas._DPI < 2**16
 
 
+@pytest.mark.slow  # the test above has as many as fit
 @pytest.mark.parametrize(
     ("count", "most", "drawn"), [rare(200, plot._MOST_ROWS, 200), (12, plot._MOST_ROWS, 12), (30, 20, 20)]
 )

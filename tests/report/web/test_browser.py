@@ -15,7 +15,7 @@ from harness.ops import Catalogue
 from harness.report.formats import json as results
 from tests.rare import rare
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]  # test_document.py and test_hostile.py have what the page holds
 
 OURS = "norm/tuned/float32/M1000-N49"
 OPEN_ALL = "() => document.querySelectorAll('details').forEach(one => { one.open = true })"
@@ -117,7 +117,6 @@ def test_a_link_with_a_filter_leads_to_the_cases(
     assert page.evaluate("document.getElementById('cases').getBoundingClientRect().top") < 200
 
 
-@pytest.mark.slow
 def test_a_rate_has_the_prefix_that_suits_it(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -126,7 +125,6 @@ def test_a_rate_has_the_prefix_that_suits_it(
     assert page.evaluate("rates => rates.map(Page.words.rate)", rates) == ["984.7", "1.526 k", "533.9 G", "0"]
 
 
-@pytest.mark.slow
 def test_hovering_over_a_point_tells_value_interval_and_clocks(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -165,7 +163,6 @@ def test_a_permalink_opens_the_details_of_a_case(
     assert case_in_fragment(page) is None
 
 
-@pytest.mark.slow
 def test_buttons_lead_to_the_parts_of_the_details(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -204,7 +201,6 @@ def test_all_works_by_keyboard(norms: Run, page_file: Callable[..., Path], opene
     assert not page.locator("#drawer").is_visible()
 
 
-@pytest.mark.slow
 def test_a_variant_can_be_hidden_in_the_plot(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -231,7 +227,6 @@ def test_a_click_on_a_head_sorts_the_best_first(
     assert shares[0] == 40.0
 
 
-@pytest.mark.slow
 def test_dozens_of_variants_are_folded_with_the_place_of_the_case(
     measured: Callable[..., Measurement],
     make_run: Callable[..., Run],
@@ -248,7 +243,6 @@ def test_dozens_of_variants_are_folded_with_the_place_of_the_case(
     assert folded.locator("table").is_visible()
 
 
-@pytest.mark.slow
 def test_the_button_of_the_source_opens_the_kernel(
     measured: Callable[..., Measurement],
     make_run: Callable[..., Run],
@@ -269,7 +263,6 @@ BACK = "() => getComputedStyle(document.body).backgroundColor"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
 
 
-@pytest.mark.slow
 def test_light_and_dark_follow_the_system_and_a_button(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -281,7 +274,6 @@ def test_light_and_dark_follow_the_system_and_a_button(
     assert page.evaluate("location.hash") == "#theme=light"
 
 
-@pytest.mark.slow
 def test_on_paper_there_are_no_controls_and_no_dark(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -307,7 +299,6 @@ def test_the_page_is_never_wider_than_the_screen(
     assert page.evaluate("document.getElementById('drawer').scrollWidth") <= width
 
 
-@pytest.mark.slow  # test_document.py has the page's text
 def test_without_javascript_the_answer_and_all_tables_are_there(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -328,7 +319,6 @@ def faster(run: Run, factor: float) -> Run:
     return replace(run, measurements=tuple(made[:-1]))
 
 
-@pytest.mark.slow  # test_document.py has the text
 def test_a_second_run_says_what_changed(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any], tmp_path: Path
 ) -> None:

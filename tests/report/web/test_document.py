@@ -168,6 +168,7 @@ def test_the_page_of_500_cases_is_small(measured: Callable[..., Any], make_run: 
     assert len(document(run, (), {}).encode()) < 1_500_000
 
 
+@pytest.mark.slow  # test_formats.py has all formats
 def test_the_format_takes_the_pictures_that_the_plots_left(
     norms: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_nothing_of_it_runs_and_all_of_it_is_shown(
     assert page.locator("img:not([src^='data:'])").count() == 0
 
 
+@pytest.mark.slow  # test_document.py has that the policy names what stands in the page
 @pytest.mark.browser
 def test_the_policy_stops_what_would_run_or_ask(norms: Run, page_file: Callable[..., Path], chromium: Any) -> None:
     file = page_file(norms)

@@ -101,6 +101,7 @@ def matrix_of(tile):
     return found
 
 
+@pytest.mark.slow  # the next test has each chunk
 @one_test(("tokens", "dim"), [(49, 32), (64, 32), (17, 64), (7, 32)])
 def test_fragments_give_the_five_products(tokens, dim):
     """S and dP stand in for P and dS here: any two squares would do."""

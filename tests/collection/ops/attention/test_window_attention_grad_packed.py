@@ -68,6 +68,7 @@ class Places:
         return found
 
 
+@pytest.mark.slow  # test_window_attention_grad_fragments.py has the products
 @one_test(("windows", "heads", "tokens", "dim"), SIZES)
 def test_places_are_those_of_qkv(windows, heads, tokens, dim):
     places, wide = Places(heads, tokens, dim), heads * dim

@@ -12,6 +12,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_cut import RowPieces, Statis
 from harness.tune.candidates import legal_plans
 from tests.collection.conftest import case_of
 from tests.one_test import one_test
+from tests.rare import rare
 
 MULTIPROCESSORS = 132
 
@@ -22,7 +23,9 @@ def h200(monkeypatch):
 
 
 @pytest.mark.parametrize("per_pack", [4, 8])
-@pytest.mark.parametrize(("multiprocessors", "turns"), [(1, 0), (MULTIPROCESSORS, 0), (1, 1), (1, 3), (1, 64)])
+@pytest.mark.parametrize(
+    ("multiprocessors", "turns"), [(1, 0), rare(MULTIPROCESSORS, 0), rare(1, 1), (1, 3), rare(1, 64)]
+)
 def test_cuts(monkeypatch, per_pack, multiprocessors, turns):
     """Periods repeat their channels and packs and cover the tensor; a row has a slot for each tile it lies in."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: multiprocessors)

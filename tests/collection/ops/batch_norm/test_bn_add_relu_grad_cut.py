@@ -7,6 +7,7 @@ import pytest
 from harness import cuda
 from harness.collection.ops.batch_norm._batch_norm import ImageSizes
 from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
+from tests.rare import rare
 
 
 def cuts(pack, rounds):
@@ -16,7 +17,7 @@ def cuts(pack, rounds):
                 yield GradCut.of(ImageSizes(outer, channels, inner), pack, rounds)
 
 
-@pytest.mark.parametrize(("pack", "rounds"), [(4, 0), (8, 0), (8, 2), (8, 64)])
+@pytest.mark.parametrize(("pack", "rounds"), [(4, 0), *(rare(8, rounds) for rounds in (0, 2)), (8, 64)])
 def test_cuts(monkeypatch, pack, rounds):
     """Periods cover the tensor, tiles the period, and blocks all rounds; slots are as many as rows have tiles."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 1)

@@ -171,6 +171,7 @@ def test_a_pack_of_halves_in_one_row_has_few_loads(ptx, scalar):
     assert packs == [[("ld.global", ".v4")], [("st.global", ".v4")]]
 
 
+@pytest.mark.slow  # what divisions cost is no result, and compiled.csv has the registers
 def test_the_machine_code_has_as_many(machine_code, dtype):
     every = machine_code("two_biases.cu", {"SCALAR": CUDA_TYPE[dtype]})
     code = {name.removeprefix("two_biases_"): instructions for name, instructions in every.items()}

@@ -11,6 +11,7 @@ from harness import cuda
 from harness.collection.ops.dropout._philox import numbers, philox
 from harness.cuda.compile import compile_verbose
 from harness.paths import data
+from tests.rare import rare
 
 # Random123's known-answer tests, philox4x32 with 10 rounds: counter, key, words.
 KNOWN = [
@@ -112,6 +113,6 @@ def test_kernels_keep_what_is_below_the_threshold(source):
             assert torch.equal(bits.long(), (below * weights).sum(1)), (narrow, below.shape[1])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", [rare("sm_80"), "sm_90", rare("sm_100")])
 def test_the_test_kernels_compile(source, arch):
     compile_verbose(source, {}, arch)

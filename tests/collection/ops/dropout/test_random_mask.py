@@ -163,7 +163,7 @@ def test_neighbours_places_and_calls_are_independent(launch, placed, variant):
 
 
 @pytest.mark.parametrize("p", [rare(0.01), 0.1, rare(0.5)])
-@pytest.mark.parametrize("variant", OURS)
+@pytest.mark.parametrize("variant", [*OURS[:1], *map(rare, OURS[1:])])
 def test_what_the_kernels_must_draw_passes_the_check(trial, variant, p):
     import torch
 
@@ -218,6 +218,7 @@ def test_a_key_has_64_bits():
     assert words.tolist()[8:11] == [-(2**31) + 1, -1, 4]
 
 
+@pytest.mark.slow  # test_eager_passes_the_check_and_other_bytes_do_not has the check
 @one_test("share", [0.1, 0.5, 0.9, 0.999])
 @one_test("count", [1, 64, 1000])
 def test_no_mask_is_less_likely_than_the_check_says(count: int, share: float) -> None:

@@ -144,6 +144,7 @@ def test_places_of_cublaslts_order_are_those_of_the_kernel():
     assert torch.equal(ordered[place], torch.arange(m * n).view(m, n))
 
 
+@pytest.mark.slow  # ops/test_every_op.py compares each baseline
 @one_test("scales", SCALES)
 @one_test("data", ["normal", "outliers"])
 def test_baselines_agree_with_the_reference_on_the_cpu(trial, scales, data):

@@ -136,7 +136,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("itemsize", "x_offset", "y_offset"), [(2, 0, 0), rare(2, 5, 0), (2, 1, 7), rare(4, 0, 0), (4, 3, 2)]
+    ("itemsize", "x_offset", "y_offset"), [(2, 0, 0), rare(2, 5, 0), rare(2, 1, 7), rare(4, 0, 0), (4, 3, 2)]
 )
 def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
     matrices = Matrices(*shape, itemsize)
@@ -150,8 +150,8 @@ def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
 
 
 @pytest.mark.parametrize("shape", [(1, 512, 49), (2, 300, 17), (3, 257, 50), (1, 131, 8), (2, 64, 63)], ids=str)
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize(("x_offset", "y_offset"), [(0, 0), (1, 3), rare(5, 0), rare(0, 7), (3, 12)])
+@pytest.mark.parametrize("itemsize", [2, rare(4)])
+@pytest.mark.parametrize(("x_offset", "y_offset"), [(0, 0), rare(1, 3), rare(5, 0), rare(0, 7), (3, 12)])
 def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, y_offset):
     matrices = Matrices(*shape, itemsize)
     x = np.arange(matrices.elements)
@@ -179,6 +179,7 @@ def wavefronts(rows, cols, itemsize):
     return np.mean([np.bincount(np.unique(warp[:, k]) % 32).max() for warp in words for k in range(words.shape[2])])
 
 
+@pytest.mark.slow  # banks cost time alone
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_banks_have_few_conflicts(itemsize):
     """At any sizes. The worst sizes are where diagonals of the tile lie in one place of all packs."""

@@ -162,8 +162,8 @@ def transposed(plan, x, x_offset, y_offset):
     return y, written
 
 
-@pytest.mark.parametrize("shape", [rare(shape) if math.prod(shape) > 50_000 else shape for shape in SHAPES], ids=str)
-@pytest.mark.parametrize("multiprocessors", MULTIPROCESSORS)
+@pytest.mark.parametrize("shape", [rare(shape) if math.prod(shape) > 20_000 else shape for shape in SHAPES], ids=str)
+@pytest.mark.parametrize("multiprocessors", [rare(1), 132])
 def test_every_element_is_moved_once_and_to_its_place(shape, multiprocessors):
     batch, rows, cols, cell = shape
     for plan in plans(shape, multiprocessors):
@@ -175,6 +175,7 @@ def test_every_element_is_moved_once_and_to_its_place(shape, multiprocessors):
             assert (y == wanted).all(), plan
 
 
+@pytest.mark.slow  # the test above moves the elements through them
 @one_test("shape", SHAPES, ids=str)
 def test_registers_and_shared_memory_hold_a_tile(shape):
     for multiprocessors in MULTIPROCESSORS:
@@ -183,6 +184,7 @@ def test_registers_and_shared_memory_hold_a_tile(shape):
             assert plan.shared <= 32 * 1024
 
 
+@pytest.mark.slow  # banks cost time alone
 @one_test(
     ("shape", "most"),
     [
@@ -259,11 +261,11 @@ def of_registers(plan, x):
     ("itemsize", "shape", "warps_across"),
     [
         rare(4, (1, 1024, 2048), 2),
-        (4, (1, 1000, 1000), 2),
+        rare(4, (1, 1000, 1000), 2),
         (4, (4, 256, 784), 1),
         (4, (3, 48, 32), 1),
         (4, (1, 16, 4096), 4),
-        (2, (1, 1024, 1024), 2),
+        rare(2, (1, 1024, 1024), 2),
         (2, (6, 640, 528), 1),
         (2, (3, 48, 80), 1),
         (2, (1, 16, 128), 4),

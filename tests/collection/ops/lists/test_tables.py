@@ -71,6 +71,7 @@ def covered(rows, size):
     return found
 
 
+@pytest.mark.slow  # test_tensors_side_by_side_have_each_element_in_one_row, and test_adamw.py
 @one_test("size", [2, 4])
 @one_test(("offset", "gap"), [(0, 0), (1, 0), (3, 1), (0, 8)])
 def test_packs_cover_each_element_once(size, offset, gap):

@@ -29,6 +29,7 @@ def fast_gelu(x):
     return (x.clamp(min=0).double() - t.double() * share.double()).float()
 
 
+@pytest.mark.slow  # test_every_op.py has the baselines
 def test_the_fast_gelu_is_right_where_the_check_says_so():
     """The hardware's exp2 is off by 2^-22 at most, of a share that is below a half."""
     import torch

@@ -75,6 +75,7 @@ def test_the_check_takes_empty_tensors(trial, name):
         assert trial(name, "eager", "float16", **sizes(shape, "channel")).complaint_after_call() is None, shape
 
 
+@pytest.mark.slow  # the test above has the eager baseline, ops/test_every_op.py all
 @pytest.mark.parametrize("name", ["quantize", "dequantize_bias_residual_layer_norm_quantize"])
 def test_compile_is_right_on_the_cpu(trial, name):
     assert trial(name, "compile", "float16", **sizes((7, 96))).complaint_after_call() is None

@@ -53,5 +53,6 @@ def test_eager_is_what_autograd_does(trial, dtype):
         torch.testing.assert_close(got, want, rtol=precision, atol=precision)
 
 
+@pytest.mark.slow  # ops/test_every_op.py compares each baseline
 def test_compile_computes_the_same(trial):
     assert trial("layer_norm_grad", "compile", "bfloat16", M=33, N=65).complaint_after_call() is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.rows._norm_plan import InTurn
 from harness.collection.ops.rows._row_tuning import row_plan
@@ -58,6 +60,7 @@ def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
             assert tuning.obstacle(case, plan) is None, (case.id, plan)
 
 
+@pytest.mark.slow  # the first test has the plans of rules
 @one_test("arch", ["sm_80", "sm_90", "sm_120"])
 @one_test("op", OPS)
 def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op: str, arch: str) -> None:

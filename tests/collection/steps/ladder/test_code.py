@@ -16,11 +16,13 @@ from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import math_modes
 from tests.collection.steps.ladder.conftest import STEPS, answered
 from tests.one_test import one_test
+from tests.rare import rare
 
 TRIED = [
-    *(("convolutions", rung) for rung in ("float32", "amp", "channels_last", "checkpoint", "patched")),
+    *(("convolutions", rung) for rung in ("amp", "channels_last", "checkpoint", "patched")),
     *(("attention", rung) for rung in ("fused_optimizer", "accumulate", "patched")),
-    *(("custom", rung) for rung in ("float32", "amp", "patched")),
+    *(("custom", rung) for rung in ("amp", "patched")),
+    *(rare(step, "float32") for step in ("convolutions", "custom")),
 ]
 GPU = [rung.name for rung in _rungs.rungs() if rung.graph or rung.streams or rung.attention or rung.compiled]
 

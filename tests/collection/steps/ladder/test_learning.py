@@ -89,6 +89,7 @@ def test_batches_of_different_sizes_are_refused(tmp_path):
         _learning.batches(StepSetup(str(file), 8, 1, torch.device("cpu"), "bfloat16"))
 
 
+@pytest.mark.slow  # the tests above have the trainings that the tool makes
 def test_the_tool_trains_users_steps(tmp_path: Path):
     op = op_of("attention")
     size = answered("attention")["size"]

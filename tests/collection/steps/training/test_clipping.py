@@ -82,6 +82,7 @@ def test_a_step_that_overflows_is_skipped(rung, monkeypatch):
     assert trainer.scaler.get_scale() == 2.0**59
 
 
+@pytest.mark.slow  # test_the_optimizer_sees_gradients_of_this_norm has what a step clips
 def test_the_reference_s_losses_are_of_clipped_gradients_too():
     """Adam hardly minds the size of gradients, but for steps that are clipped by another factor."""
     wide = replace(SETUP, dtype=torch.float64)

@@ -94,6 +94,7 @@ def test_code_is_compiled_once(monkeypatch):
         trainer.loss_of_step()
 
 
+@pytest.mark.slow  # test_first_step.py has wrong gradients, the other test here the compiled code
 @pytest.mark.parametrize(
     ("rung", "wrong"),
     # What a gradient can lack besides, test_first_step.py has: it is compared in the same way whatever made the code.

@@ -189,6 +189,7 @@ def graphs(monkeypatch):
     return put
 
 
+@pytest.mark.slow  # test_graphs.py has steps of a graph, the tests above what a first step lacks
 @pytest.mark.parametrize("model", ["bert_toy", rare("swin_toy"), rare("resnet_toy")])
 def test_a_replay_is_judged_as_a_first_step(model, graphs):
     rungs = replace(FUSED, graph=True), replace(OURS[model][-1], graph=True)

@@ -14,6 +14,7 @@ from harness.collection.steps.training._rungs import LLAMA
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.ops import Catalogue
 from tests.one_test import one_test
+from tests.rare import rare
 
 TOY = MODELS["llama_toy"]
 SETUP = Setup("llama_toy", 8, 1, torch.device("cpu"), torch.bfloat16)
@@ -21,6 +22,7 @@ RUNGS = {rung.name: rung for rung in LLAMA}
 PLAIN = [rung for rung in LLAMA if not rung.compiled and not rung.graph and rung.backend != "cudnn"]
 
 
+@pytest.mark.slow  # test_first_step.py has honest rungs, test_a_wrong_operator_is_found a Llama's
 @one_test("rung", PLAIN, ids=lambda rung: rung.name)
 def test_honest_rungs_pass(rung):
     assert _first_step.complaints(rung, SETUP) == ()
@@ -59,7 +61,7 @@ def test_a_wrong_operator_is_found(wrong, monkeypatch):
     assert _first_step.complaints(RUNGS["sdpa"], SETUP)
 
 
-@pytest.mark.parametrize("backend", ["", "flash", "flex"])
+@pytest.mark.parametrize("backend", [rare(""), "flash", rare("flex")])
 def test_attention_of_torch_is_that_of_the_model(backend):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 16, 8, requires_grad=backend != "flex") for heads in (4, 2, 2))

@@ -37,6 +37,7 @@ def ran(folder: Path, *cases: Case) -> tuple[int, list[CaseRan]]:
     return code, _request.answers(_request.answers_file(file))
 
 
+@pytest.mark.slow  # the next test has what was trained and kept
 @pytest.mark.usefixtures("one_thread")
 def test_cases_are_trained_and_what_they_gave_is_attached(tmp_path: Path) -> None:
     other = Case("prelu", "eager", "float32", (("N", 1), ("C", 1), ("H", 1), ("W", 1)), device="cpu")

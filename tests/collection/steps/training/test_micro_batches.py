@@ -96,6 +96,7 @@ def case(op: str, variant: str, size: int = 8, **choices) -> Case:
     return known_cases.recognised(found, CATALOGUE)
 
 
+@pytest.mark.slow  # the tests above have steps and losses of micro-batches
 def test_a_case_is_checked_and_counts_the_tokens_of_the_whole_step(ready):
     with ready("llama_train", "chunked", "bfloat16", micro_batches=2) as session:
         assert session.check() is None

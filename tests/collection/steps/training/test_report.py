@@ -263,6 +263,7 @@ def whole(ladder: Make) -> Run:
     return ladder(*traces, *curves, claims=claims)
 
 
+@pytest.mark.slow  # the next test has the pictures, the tests above the verdicts
 def test_a_page_shows_all_pictures_and_a_console_the_verdicts(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_ranks_that_drift_apart_in_timed_steps_are_wrong(
     assert apart == expected * wrong
 
 
+@pytest.mark.slow  # test_timed_step.py has what is found of a timed step
 @pytest.mark.usefixtures("optimizers_loaded")
 @pytest.mark.parametrize("is_right", [rare(True), False])
 def test_a_timed_step_is_held_to_a_batch_that_it_has_not_seen(catalogue: Catalogue, is_right: bool) -> None:

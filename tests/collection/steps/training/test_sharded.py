@@ -34,6 +34,7 @@ def ended(tmp_path_factory) -> list[subprocess.CompletedProcess[str]]:
     return ran(tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow  # test_scaling.py has these steps on one rank, collection/test_many_ranks.py two ranks
 @one_test("check", sharded.CHECKS, ids=lambda check: check.__name__)
 def test_ranks_make_the_steps_of_one_process(check, ended):
     for rank in ended:

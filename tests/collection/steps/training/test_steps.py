@@ -42,7 +42,7 @@ def losses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_first_step, "untrained", lambda *_: ())
 
 
-@pytest.mark.parametrize("step", [rare(nothing), forward_only, not_finite])
+@pytest.mark.parametrize("step", [rare(nothing), forward_only, rare(not_finite)])
 def test_a_step_that_trains_nothing_is_wrong(ready, step, losses_alone, monkeypatch):
     with ready("bert_train", "float32") as session:  # whose reference is kept
         assert session.check() is None
@@ -51,6 +51,7 @@ def test_a_step_that_trains_nothing_is_wrong(ready, step, losses_alone, monkeypa
         assert session.check().startswith("losses: the loss of step")
 
 
+@pytest.mark.slow  # test_first_step.py has weights that are frozen
 @pytest.mark.parametrize("has_twin", [rare(True), False])  # test_first_step.py has twins
 def test_attention_that_is_not_trained_is_wrong(ready, has_twin, monkeypatch):
     """By the twin's gradients, and by the state of the trainer that is timed; its losses don't show it."""
@@ -161,11 +162,13 @@ def measured(catalogue):
     return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue["bert_train"], Cpu()).status
 
 
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_measured_after_the_timing(catalogue, reported):
     assert measured(catalogue) == "ok"
     assert reported == [8]
 
 
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, ready, reported, monkeypatch):
     with ready("bert_train", "amp") as session:
         assert session.check() is None
@@ -175,6 +178,7 @@ def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, 
     assert not reported
 
 
+@pytest.mark.slow  # test_swin_infer.py has when energy is measured
 def test_energy_is_not_measured_after_an_error(catalogue, reported, monkeypatch):
     real, made = Trainer.loss_of_step, Counter()
 

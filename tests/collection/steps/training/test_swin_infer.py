@@ -24,6 +24,7 @@ def one_warm_call(monkeypatch):
     monkeypatch.setattr(_inference, "WARM", 1)
 
 
+@pytest.mark.slow  # test_ours_are_right has a variant in halves
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [rare("float32", "float16"), rare("eager", "bfloat16"), rare("eager_tanh", "float16"), ("sdpa", "bfloat16")],
@@ -92,6 +93,7 @@ def test_a_call_without_logits_is_wrong(ready, monkeypatch):
         assert session.check() == "logits: the call made none"
 
 
+@pytest.mark.slow  # the tests above have other logits and none
 def test_a_difference_of_one_image_is_wrong(ready, monkeypatch):
     instead(monkeypatch, lambda model: lambda images: model(images)[[1, 0, *range(2, 8)]])
     with ready("swin_infer", "eager") as session:

@@ -122,8 +122,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer, code, "
-            "measuring or software; may be repeated. Every output says so.",
+            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer, tail, "
+            "code, measuring or software; may be repeated. Every output says so.",
         ),
     ] = None,
     advisory: Annotated[bool, typer.Option("--advisory", help="End with exit code 0, whatever is found.")] = False,

@@ -171,7 +171,7 @@ def test_a_dry_run_shows_the_rungs_and_leaves_nothing(folder: Path, monkeypatch:
     told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith(("amp ", "graph ")))
     assert told["amp"].startswith("mixed precision: autocast")
     assert told["graph"].strip() == "not here: a CPU has no CUDA graphs"
-    assert {*folder.iterdir()} - {folder / "__pycache__"} == before
+    assert {*folder.iterdir()} - before <= {folder / "__pycache__"}
 
 
 @pytest.mark.slow  # test_layers.py has what each command loads

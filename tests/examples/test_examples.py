@@ -156,7 +156,7 @@ def test_a_model_with_our_functions_learns(python: Harness) -> None:
 def test_the_ladder_of_a_step_has_our_kernels_in_its_rungs() -> None:
     shown = CliRunner().invoke(app, ["ladder", str(EXAMPLES / "ladder_step.py"), "--device=cpu", "--dry-run"])
     assert shown.exit_code == 0, shown.output
-    assert "ladder_step/patched_graph/bfloat16/B32" in shown.stdout
+    assert "ladder_step/patched_compile/bfloat16/B32" in shown.stdout
 
 
 @pytest.mark.gpu

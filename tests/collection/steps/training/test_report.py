@@ -305,7 +305,7 @@ def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeyp
         apart = [own - base for own, base in zip(rung.curve, group.baseline.curve, strict=True)]
         assert list(line.get_ydata()) == pytest.approx(apart)
         assert (axes.get_yscale(), axes.get_ylim()) == ("symlog", small[0].get_ylim())
-    assert drawn.get_supylabel().startswith(f"below: loss minus that of {group.baseline.name}")
+    assert drawn.get_supylabel().startswith(f"below: loss minus the loss of {group.baseline.name}")
 
 
 @pytest.mark.slow  # the next test and test_texts_of_pictures_lie_apart have pictures of fewer rungs

@@ -253,8 +253,8 @@ def test_the_button_of_the_source_opens_the_kernel(
     ours = measured("tuned", "float32", (("M", 8), ("N", 64)), 0.5, op="softmax")
     page = opened(page_file(make_run([ours])), f"#case={ours.case.id}")
     page.click("#drawer-parts button >> text=Source")
-    source = page.locator("#drawer-body .source").first
-    assert "__global__" in source.inner_text()
+    source = page.locator("#drawer-body .source", has_text="__global__").first
+    source.wait_for()
     assert "softmax.cu" in source.get_attribute("aria-label")
     assert source.is_visible()
 

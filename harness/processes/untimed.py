@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from harness.ops import Op
 
 Untimed = tuple[str, str, str]
-"""An op, a variant, and what it declares: a name of `_WHY`, and maybe that of a tensor."""
+"""An op, a variant, and what it declares: a name of `_WHY`, and maybe the name of a tensor."""
 _WHY = {
     "encode": "a step before the call, which isn't timed",
     "decode": "a step after the call, which isn't timed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from harness import units
@@ -9,6 +10,8 @@ from harness.gate.evidence import Evidence
 from harness.gate.records import TELL_MOST, CaseEvidence, Decision, Finding, Side, share
 
 _TIMES: tuple[Side, ...] = ("base", "now")
+_FAR = 1.1
+"""From so many times the time on, a share of the speed is easily misread, so the time is told as well."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -26,7 +29,9 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
     what = f"{decision.pairs} pairs, {bounds}"
     match decision.outcome:
         case "regressed":
-            message = f"{estimate} slower than {base} ({what}), more than {limit}"
+            times = math.exp(-decision.estimate)
+            long = f", it takes {times:.2f} times as long" if times >= _FAR else ""
+            message = f"{estimate} slower than {base}{long} ({what}), more than {limit}"
             advice = f"look at what changed in {found.case.op}, or allow it with --margin"
             yield Finding("slower", "failure", message, advice, found.case, _TIMES)
         # The rule `calibration` says why a case that is too noisy is undecided: more pairs wouldn't help.

@@ -49,7 +49,8 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
         text, needs = f"not compared: ok now; in {base} it {before}", found.base
     if needs_other(needs):  # the machine or its software can't do it, so it says nothing about the code
         return Finding("uncompared", "note", text, "", found.case)
-    advice = f"name a base that can measure it; what git ignores, a base gets by --prepare CMD with {{root}}; {_ACCEPT}"
+    prepared = "a package, or what is built, each side gets by --prepare 'pip install --no-deps --target {site} {root}'"
+    advice = f"name a base that can measure it; {prepared}; {_ACCEPT}"
     return Finding("uncompared", "undecided", text, advice, found.case)
 
 

@@ -18,6 +18,13 @@ def test_a_loss_fails_and_the_sentence_has_numbers_and_base(evidence: Callable[.
     assert "prelu" in finding.advice
 
 
+def test_a_large_loss_tells_the_time_too_since_two_thirds_of_the_speed_are_three_times_the_time(
+    evidence: Callable[..., CaseEvidence],
+) -> None:
+    [finding] = slower.judge(Evidence("main", (), (evidence("regressed", loss=2 / 3),)))
+    assert finding.message.startswith("66.67% slower than main, it takes 3.00 times as long (4 pairs")
+
+
 def test_what_cannot_be_told_is_undecided_and_says_how_many_pairs_would_tell(
     evidence: Callable[..., CaseEvidence],
 ) -> None:

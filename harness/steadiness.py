@@ -1,7 +1,7 @@
 """How steady the host is: by how much the time of the same work of Python differs from one time to the next.
 
-What waits for the host is as noisy as the host. A processor whose cores other programs share, or other guests of a
-virtual machine's host, does the same work in twice the time for a second, and the system doesn't count it as lost.
+What waits for the host is as noisy as the host. Where other programs share a processor's cores, or other guests of a
+virtual machine's host do, the same work takes longer for a second, and the system needn't count that time as lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness import units
 _ADDITIONS = 20_000  # so that one turn takes about half a millisecond, less than a change of the host's speed
 _LOW, _HIGH = 0.05, 0.95
 _STEADY = 1.1
-"""What the slow turns may take of the fast turns on a steady host: turns of an idle one differ by a few percent."""
+"""What the slow turns may take of the fast turns on a host that is called steady: a choice of ours."""
 
 
 @dataclass(frozen=True, slots=True)

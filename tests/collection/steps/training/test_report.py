@@ -300,6 +300,7 @@ def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeyp
     (line,) = upper.get_lines()
     assert list(line.get_ydata()) == pytest.approx(group.baseline.curve)
     assert [axes.get_title() for axes in small] == [rung.name for rung in group.others]
+    assert small[0].get_position().width == pytest.approx(upper.get_position().width), "one rung has the whole width"
     for rung, axes in zip(group.others, small, strict=True):
         (line,) = axes.get_lines()
         apart = [own - base for own, base in zip(rung.curve, group.baseline.curve, strict=True)]

@@ -177,8 +177,12 @@ class Register:
                 for row, figure, rank, claim in self._asked(stored):
                     (comparison,) = comparisons(replace(stored, claims=(claim,)), run)
                     if comparison.found:
-                        key = (-rank, comparison.is_by_counters, name not in COUNTED, run.header.started)
-                        found[row.name, figure.text].append((key, self._answer(comparison, name, run)))
+                        answer = self._answer(comparison, name, run)
+                        # A newer run of one process, such as a recording, is no better evidence than several processes.
+                        is_of_several = run.header.repeat > 1 and not METRICS[claim.metric].attached
+                        is_of_times = name not in COUNTED
+                        surer = (comparison.is_by_counters, is_of_times, TODAY in answer.state, is_of_several)
+                        found[row.name, figure.text].append(((-rank, *surer, run.header.started), answer))
         return {asked: max(given, key=lambda pair: pair[0])[1] for asked, given in found.items()}
 
     def _asked(self, stored: Scenario) -> Iterator[tuple[Row, Figure, int, Claim]]:

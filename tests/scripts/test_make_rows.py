@@ -196,6 +196,31 @@ def test_counters_answer_what_they_can_and_else_the_newest_run(register: Any) ->
     assert answer.run == max(having, key=lambda name: register.runs[name].header.started)
 
 
+def with_header(register: Any, name: str, **fields: Any) -> Any:
+    """The register with other words in the header of a run, and its answers to be found anew."""
+    run = register.runs[name]
+    register.runs[name] = replace(run, header=replace(run.header, **fields))
+    register.__dict__.pop("answers", None)
+    return register
+
+
+def test_several_processes_answer_before_a_newer_recording_of_one(changed: Any) -> None:
+    time, share = ("P1", "8.49 -> 8.91 steps/s of ERNIE-doc"), ("P1", "1.5% of the timeline after")
+    assert changed.runs["row_shares"].header.started > changed.runs["row_unscale"].header.started
+    assert changed.answers[time].run == "row_unscale"
+    assert changed.answers[share].run == "row_shares", "a share is of one recording in any run"
+    assert with_header(changed, "row_unscale", repeat=1).answers[time].run == "row_shares"
+
+
+def test_todays_code_answers_before_a_newer_run_of_older_code(changed: Any) -> None:
+    key = ("S2", "1.63x, with TF32 before")
+    assert "today's code" in changed.answers[key].state
+    older = "row_swin_timeline"
+    assert with_header(changed, older, started="2099-01-01T00:00:00+00:00").answers[key].run == "row_swin"
+    changed.__dict__["codes"] = {}
+    assert with_header(changed, older).answers[key].run == older
+
+
 def test_of_several_scenarios_the_first_that_was_measured_counts(changed: Any) -> None:
     row = named(changed, "D4")
     (figure,) = row.figures

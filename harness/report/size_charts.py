@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness.report import roofline_plot
-from harness.report.plot_parts import CEILING, Marks, ceiling_look, ceilings, looks_of, metric_axis
+from harness.report.plot_parts import CEILING, Marks, ceiling_look, ceilings, interval, looks_of, metric_axis
 from harness.report.plotting import Plot, size_label
 from harness.report.spreading import apart
 from harness.report.sweeps import over_world
@@ -90,7 +90,7 @@ def world(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
         middle = plot.swept[str(name)]
         axes.hlines(ceiling / unit, middle - reach, middle + reach, **CEILING)
     _axes_of_sizes(axes, plot, over)
-    _from_zero(axes)
+    _from_zero(axes, plot)
     return drawn
 
 
@@ -229,12 +229,13 @@ def _metric_axis(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         roofline_plot.plain_ticks(axes.yaxis)
         axes.set_ylabel(f"{axes.get_ylabel()}, logarithmic")
     else:
-        _from_zero(axes)
+        _from_zero(axes, plot)
 
 
-def _from_zero(axes: matplotlib.axes.Axes) -> None:
-    """Start the axis at zero, and leave space for the markers at the top."""
-    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
+def _from_zero(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    """Start the axis at zero, and leave space at the top for the markers and all intervals."""
+    ends = [found[1] / metric_axis(plot)[1] for _, row in plot.rows.iterrows() if (found := interval(plot, row))]
+    axes.set_ylim(0, 1.04 * max([axes.get_ylim()[1], *ends]))
 
 
 def _axes_of_sizes(axes: matplotlib.axes.Axes, plot: Plot, over: Sizes) -> None:

@@ -386,6 +386,18 @@ def test_an_interval_wider_than_its_mark_has_an_error_bar(
     assert (low, high) == pytest.approx((moved / 4.8e-6, moved / 3.2e-6))
 
 
+def test_the_axis_holds_the_whole_interval_of_the_highest_point(
+    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = tuple(4e-6 * (1 + (i - 5) * 0.1) for i in range(11))
+    cases = [measured("eager", "float32", shape, samples=wide) for shape in SWEEP]
+    axes = drawn(make_run(cases, curve=Curve("N", "elements")), tmp_path, monkeypatch)
+    assert axes.get_yscale() == "linear"
+    bars = [found for found in axes.containers if found.get_label() in ("95% interval", "_nolegend_")]
+    highest = max(end for bar in bars for _, end in bar[2][0].get_segments()[0])
+    assert highest < axes.get_ylim()[1] < 1.1 * highest
+
+
 def test_a_number_stands_beyond_the_error_bar_of_its_row(
     measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ class Register:
         relative, base = METRICS[claim.metric].relative, dict(claim.base)
         over = claim.over or (claim.variant if base else definition.baseline)
         if relative == "world":
-            over, base = claim.variant, {"world": 1}
+            over, base = definition.baseline, {"world": 1}
         cases = [*definition.cases("cuda")]
         after = [case for case in cases if case.variant == claim.variant and case.group_matches(claim.where)]
         others = [(case.dtype, {**case.values, **base}) for case in after] if relative else []

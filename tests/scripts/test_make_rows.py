@@ -329,7 +329,7 @@ def compared(register: Any, row: str, text: str) -> list[Any]:
 
 def test_a_figure_over_devices_needs_one_device_and_one_over_a_choice_both_values(register: Any) -> None:
     cases = compared(register, "O6", "near-linear scaling")
-    assert {(case.variant, case.world) for case in cases} == {("ddp", 1), ("ddp", 2)}
+    assert {(case.variant, case.world) for case in cases} == {("replicas", 1), ("ddp", 2)}
     cases = compared(register, "O22", "the same on one device")
     assert {(case.variant, case.world) for case in cases} == {("amp", 1)}
     assert len({case.values["clip"] for case in cases}) == 2

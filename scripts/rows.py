@@ -161,6 +161,7 @@ class Register:
             over, base = definition.baseline, {"world": 1}
         cases = [*definition.cases("cuda")]
         after = [case for case in cases if case.variant == claim.variant and case.group_matches(claim.where)]
+        after = [case for case in after if relative != "world" or case.world > 1]
         others = [(case.dtype, {**case.values, **base}) for case in after] if relative else []
         before = [case for case in cases if case.variant == over and (case.dtype, case.values) in others]
         return [(definition, case) for case in (*before, *after)]

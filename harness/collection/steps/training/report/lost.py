@@ -1,0 +1,138 @@
+"""Where the time goes that a step on several devices takes beyond a step on one: to what, and how much to each.
+
+The ways of `_ranks.WAYS` differ by one thing each, so the differences of their times are the parts. The parts add up to
+what DistributedDataParallel loses. A trace of its kernels divides the last part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import units
+from harness.collection.steps.training._hidden import (
+    AFTER,
+    COMMUNICATION,
+    HIDDEN,
+    HIDDEN_HIGH,
+    HIDDEN_LOW,
+    OVERLAPPED,
+    WITHOUT,
+)
+from harness.collection.steps.training._ranks import WAYS
+from harness.metrics import Subject
+from harness.report.frame import Line, setting
+from harness.report.tree import Block, Cell, Column, Note, Range, Table, text_column
+
+ALONE = WAYS[0].name
+_WHOLE = "all that is lost"
+_UNHIDDEN = "for comparison: one all-reduce after the backward"
+_BY_TRACE = "the share of the step is from the trace, the time of the step from the timing"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A time, or a difference of times, with its 95% interval; seconds."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, timed: Subject) -> Seconds | None:
+        """The time of a case; None where it has no interval."""
+        return cls(timed.time, *timed.interval) if timed.time and timed.interval else None
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        """The difference. Its interval is wide rather than narrow, since both times may be at the worst ends."""
+        return Seconds(self.value - other.value, self.low - other.high, self.high - other.low)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the difference may as well be none."""
+        return self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that takes time. how: which times, or which figures of a trace, it was computed from."""
+
+    name: str
+    how: str
+    lost: Seconds
+
+
+def blocks(lines: Sequence[Line]) -> Iterator[Block]:
+    """A sentence and a table for each setting whose ways all have times; `lines` are those of one scenario."""
+    for line in lines:
+        if line.case.variant == OVERLAPPED and (parts := parts_of(line.subject)):
+            step = line.subject.time or 0.0
+            yield Note(_answer(parts, step), label=f"{setting(line.case)}, {OVERLAPPED}")
+            yield _table(parts, step)
+
+
+def parts_of(overlapped: Subject) -> list[Part]:
+    """What a step of DistributedDataParallel loses, part by part, then all of it; nothing where a time isn't known."""
+    beside = overlapped.beside
+    ways = {name: Seconds.of(beside[name]) for name in (ALONE, WITHOUT, AFTER, OVERLAPPED) if name in beside}
+    times = {name: time for name, time in ways.items() if time}
+    one = Seconds.of(overlapped.alone) if overlapped.alone else None
+    if overlapped.world < 2 or one is None or len(times) < len(WAYS):
+        return []
+    several = f"{overlapped.world} devices"
+    found = [
+        Part("host and power, which devices share", f"{ALONE} on {several} - on one", times[ALONE] - one),
+        Part("hooks of DistributedDataParallel", f"{WITHOUT} - {ALONE}", times[WITHOUT] - times[ALONE]),
+        *_of_communication(overlapped.facts, times),
+        Part(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one),
+    ]
+    return [*found, Part(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT])]
+
+
+def _of_communication(facts: Mapping[str, float], times: Mapping[str, Seconds]) -> Iterator[Part]:
+    """What communication costs a step, divided by the trace where there is one."""
+    step, whole = times[OVERLAPPED].value, times[OVERLAPPED] - times[WITHOUT]
+    how = f"{OVERLAPPED} - {WITHOUT}"
+    if not {HIDDEN, COMMUNICATION} <= facts.keys():
+        yield Part("communication", how, whole)
+        return
+    share, hidden = facts[COMMUNICATION], facts[HIDDEN]
+    # A trace whose steps differ in their number of kernels has no interval.
+    low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
+    bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
+    yield Part("NCCL's kernels with no kernel beside them", "trace", bare)
+    yield Part("the rest: slower kernels beside NCCL's, gaps, the host", f"{how} - the line above", whole - bare)
+
+
+def _answer(parts: Sequence[Part], step: float) -> str:
+    """What is lost, and to what most of it goes."""
+    *causes, whole, _ = parts
+    if whole.lost.is_noise:
+        return "a step takes as long as on one device, within the noise."
+    most = max(causes, key=lambda part: part.lost.value)
+    lost = f"a step loses {units.seconds(whole.lost.value, 3)}, {units.percent(whole.lost.value / step)} of it"
+    if most.lost.is_noise:
+        return f"{lost}; no part of that is larger than the noise."
+    return f"{lost}, most to: {most.name}, {units.seconds(most.lost.value, 3)}."
+
+
+def _table(parts: Sequence[Part], step: float) -> Table:
+    return Table(
+        (
+            text_column("lost to", (part.name for part in parts)),
+            Column("time ({unit})", tuple(part.lost.value for part in parts), units.MICROSECONDS),
+            Column("interval ({unit})", tuple(map(_interval, parts)), units.MICROSECONDS),
+            Column("of the step", tuple(part.lost.value / step for part in parts), units.SHARE, hint=_BY_TRACE),
+            text_column("", (_judged(part) for part in parts)),
+            text_column("found by", (part.how for part in parts)),
+        ),
+        kinds=tuple("strong" if part.name == _WHOLE else "" for part in parts),
+    )
+
+
+def _interval(part: Part) -> Cell:
+    return Range(part.lost.low, part.lost.high) if part.lost.low < part.lost.high else ""
+
+
+def _judged(part: Part) -> str:
+    return "within the noise" if part.lost.is_noise else ""

@@ -94,11 +94,18 @@ def test_what_may_be_noise_is_no_reason() -> None:
     assert note.endswith("4.3% of it; no part of that is larger than the noise.")
 
 
-def test_without_a_time_of_each_way_there_is_no_section() -> None:
+def test_without_a_time_of_each_way_there_is_no_table() -> None:
     every = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23)]
-    for missing in range(len(every)):
+    for missing in range(1, len(every)):
         rest = lines(run_of([m for number, m in enumerate(every) if number != missing]))
         assert [*lost.blocks(rest)] == []
+
+
+def test_a_run_of_two_devices_alone_says_which_case_its_efficiency_needs() -> None:
+    every = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23)]
+    (note,) = lost.blocks(lines(run_of(every[1:])))
+    assert isinstance(note, Note)
+    assert "no time of resnet50_scaling/replicas/float16/B8/model=resnet_toy." in note.line
 
 
 def test_the_page_of_several_devices_has_the_section() -> None:

@@ -7,7 +7,7 @@ what DistributedDataParallel loses. A trace of its kernels divides the last part
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness import units
 from harness.collection.steps.training._hidden import (
@@ -63,11 +63,16 @@ class Part:
 
 
 def blocks(lines: Sequence[Line]) -> Iterator[Block]:
-    """A sentence and a table for each setting whose ways all have times; `lines` are those of one scenario."""
+    """A sentence for each setting, and a table where all ways have times; `lines` are those of one scenario."""
     for line in lines:
-        if line.case.variant == OVERLAPPED and (parts := parts_of(line.subject)):
-            step = line.subject.time or 0.0
-            yield Note(_answer(parts, step), label=f"{setting(line.case)}, {OVERLAPPED}")
+        step, label = line.subject.time, f"{setting(line.case)}, {OVERLAPPED}"
+        if line.case.variant != OVERLAPPED or line.case.world < 2 or step is None:
+            continue
+        if line.subject.alone is None or line.subject.alone.time is None:
+            one = replace(line.case, variant=ALONE, world=1).id
+            yield Note(f"there is no efficiency, since this run has no time of {one}.", label=label)
+        elif parts := parts_of(line.subject):
+            yield Note(_answer(parts, step), label=label)
             yield _table(parts, step)
 
 

@@ -54,7 +54,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LostPart:
     """Something that takes time. how: which times, or which figures of a trace, it was computed from."""
 
     name: str
@@ -76,7 +76,7 @@ def blocks(lines: Sequence[Line]) -> Iterator[Block]:
             yield _table(parts, step)
 
 
-def parts_of(overlapped: Subject) -> list[Part]:
+def parts_of(overlapped: Subject) -> list[LostPart]:
     """What a step of DistributedDataParallel loses, part by part, then all of it; nothing where a time isn't known."""
     beside = overlapped.beside
     ways = {name: Seconds.of(beside[name]) for name in (ALONE, WITHOUT, AFTER, OVERLAPPED) if name in beside}
@@ -86,30 +86,30 @@ def parts_of(overlapped: Subject) -> list[Part]:
         return []
     several = f"{overlapped.world} devices"
     found = [
-        Part("host and power, which devices share", f"{ALONE} on {several} - on one", times[ALONE] - one),
-        Part("hooks of DistributedDataParallel", f"{WITHOUT} - {ALONE}", times[WITHOUT] - times[ALONE]),
+        LostPart("host and power, which devices share", f"{ALONE} on {several} - on one", times[ALONE] - one),
+        LostPart("hooks of DistributedDataParallel", f"{WITHOUT} - {ALONE}", times[WITHOUT] - times[ALONE]),
         *_of_communication(overlapped.facts, times),
-        Part(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one),
+        LostPart(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one),
     ]
-    return [*found, Part(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT])]
+    return [*found, LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT])]
 
 
-def _of_communication(facts: Mapping[str, float], times: Mapping[str, Seconds]) -> Iterator[Part]:
+def _of_communication(facts: Mapping[str, float], times: Mapping[str, Seconds]) -> Iterator[LostPart]:
     """What communication costs a step, divided by the trace where there is one."""
     step, whole = times[OVERLAPPED].value, times[OVERLAPPED] - times[WITHOUT]
     how = f"{OVERLAPPED} - {WITHOUT}"
     if not {HIDDEN, COMMUNICATION} <= facts.keys():
-        yield Part("communication", how, whole)
+        yield LostPart("communication", how, whole)
         return
     share, hidden = facts[COMMUNICATION], facts[HIDDEN]
     # A trace whose steps differ in their number of kernels has no interval.
     low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
     bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
-    yield Part("NCCL's kernels with no kernel beside them", "trace", bare)
-    yield Part("the rest: slower kernels beside NCCL's, gaps, the host", f"{how} - the line above", whole - bare)
+    yield LostPart("NCCL's kernels with no kernel beside them", "trace", bare)
+    yield LostPart("the rest: slower kernels beside NCCL's, gaps, the host", f"{how} - the line above", whole - bare)
 
 
-def _answer(parts: Sequence[Part], step: float) -> str:
+def _answer(parts: Sequence[LostPart], step: float) -> str:
     """What is lost, and to what most of it goes."""
     *causes, whole, _ = parts
     if whole.lost.is_noise:
@@ -121,7 +121,7 @@ def _answer(parts: Sequence[Part], step: float) -> str:
     return f"{lost}, most to: {most.name}, {units.seconds(most.lost.value, 3)}."
 
 
-def _table(parts: Sequence[Part], step: float) -> Table:
+def _table(parts: Sequence[LostPart], step: float) -> Table:
     return Table(
         (
             text_column("lost to", (part.name for part in parts)),
@@ -135,9 +135,9 @@ def _table(parts: Sequence[Part], step: float) -> Table:
     )
 
 
-def _interval(part: Part) -> Cell:
+def _interval(part: LostPart) -> Cell:
     return Range(part.lost.low, part.lost.high) if part.lost.low < part.lost.high else ""
 
 
-def _judged(part: Part) -> str:
+def _judged(part: LostPart) -> str:
     return "within the noise" if part.lost.is_noise else ""

@@ -94,6 +94,18 @@ def test_what_may_be_noise_is_no_reason() -> None:
     assert note.endswith("4.3% of it; no part of that is larger than the noise.")
 
 
+def test_a_part_that_is_sure_is_named_before_a_larger_one_that_may_be_noise() -> None:
+    """The trace's part has no noise; the rest is larger, and is told from differences of noisy times."""
+    facts = {"hidden_by_trace": 0.9, "communication": 0.1}
+    note, _ = told([*lost.blocks(lines_of(20, 20.1, 20.2, 22, 20.9, spread=0.005, **facts))])
+    assert "most to: NCCL's kernels with no kernel beside them, 209 us." in note
+
+
+def test_a_step_that_is_faster_than_one_devices_loses_nothing() -> None:
+    note, _ = told([*lost.blocks(lines_of(20, 20, 20, 20, 19))])
+    assert note.endswith("a step takes 1.00 ms less than on one device.")
+
+
 def test_without_a_time_of_each_way_there_is_no_table() -> None:
     every = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23)]
     for missing in range(1, len(every)):

@@ -114,10 +114,12 @@ def _answer(parts: Sequence[LostPart], step: float) -> str:
     *causes, whole, _ = parts
     if whole.lost.is_noise:
         return "a step takes as long as on one device, within the noise."
-    most = max(causes, key=lambda part: part.lost.value)
+    if whole.lost.value < 0:
+        return f"a step takes {units.seconds(-whole.lost.value, 3)} less than on one device."
     lost = f"a step loses {units.seconds(whole.lost.value, 3)}, {units.percent(whole.lost.value / step)} of it"
-    if most.lost.is_noise:
+    if not (sure := [part for part in causes if part.lost.low > 0]):
         return f"{lost}; no part of that is larger than the noise."
+    most = max(sure, key=lambda part: part.lost.value)
     return f"{lost}, most to: {most.name}, {units.seconds(most.lost.value, 3)}."
 
 

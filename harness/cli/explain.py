@@ -87,8 +87,10 @@ def _show(known: Known, newest: Newest, reasons: Sequence[Reason], console: Cons
         if reason.aside:
             _tell(console, f"Besides: {reason.verdict}")
             _body(console, reason)
-    if not known.has_counters and not known.near_ceiling and (command := explain.command(known)):
-        _tell(console, "This run has no counters of the case; they tell more:")
+    told = known.tool == explain.TRACES if known.case.world > 1 else known.has_counters
+    if not told and not known.near_ceiling and (command := explain.command(known)):
+        traces = "Counters are of one device. Traces of all devices tell how they wait for each other:"
+        _tell(console, traces if known.case.world > 1 else "This run has no counters of the case; they tell more:")
         # One line, so that it can be pasted.
         console.print(f"    {command}", markup=False, soft_wrap=True)
 

@@ -6,11 +6,12 @@ It reads what is known of a case (`Known`), and gives reasons (`Reason`), each w
 
 from __future__ import annotations
 
-from harness.explain.knowledge import Newest, command, known, known_of, newest
+from harness.explain.knowledge import TRACES, Newest, command, known, known_of, newest
 from harness.explain.records import Known, Reason, Seen, Sibling
 from harness.explain.rulebook import CauseRule, all_rules, explain, verdict
 
 __all__ = [
+    "TRACES",
     "CauseRule",
     "Known",
     "Newest",

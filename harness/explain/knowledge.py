@@ -19,6 +19,8 @@ from harness.model import Attachment, Result, Run, by_group
 
 TOOLS = ("ncu", "nsys", "torch")
 """Tools whose kernels are read, the one that tells most first."""
+TRACES = "torch"
+"""The tool that records cases of several devices."""
 _PARTS = 4  # of an id, at least
 _NEAREST = 3  # ids that an error names
 
@@ -110,12 +112,16 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
 
 
 def command(known: Known) -> str:
-    """The command that brings the counters of a case; '' where no tool counts on its kind of device."""
-    if known.kind is None or not known.kind.counters:
-        return ""
+    """The command that brings the counters of a case; '' where no tool counts on its kind of device.
+
+    Counters are of one device. Of a case of several devices the command brings their traces.
+    """
+    tool = known.kind.counters if known.kind else ""
+    if known.case.world > 1:
+        tool = TRACES
     # The scenarios of one file are named '<file>.<op>'.
     scenario = shlex.quote(known.scenario.partition(".")[0])
-    return f"harness profile {known.kind.counters} {scenario} --only '{known.case.id}'"
+    return f"harness profile {tool} {scenario} --only '{known.case.id}'" if tool else ""
 
 
 def _started(run: Run) -> datetime:

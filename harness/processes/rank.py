@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ _MODULE = "harness.processes.child"
 _LONGEST_REPLY = 1 << 28
 """Bytes of a reply. A million samples take a tenth of it."""
 _TAIL_LINES = 20
+_FRAMES = 40
+_STACK = "(most recent call first):"
+"""How faulthandler begins the stack of the one thread that it is asked for."""
 _TAIL_BYTES = 16384
 
 
@@ -185,7 +188,13 @@ class Rank:
         text = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
         # Python lists every extension module at the end of a fatal error, which pushes out what matters.
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
-        return "\n".join(lines[-_TAIL_LINES:])
+        return "\n".join(_what_matters(lines))
+
+
+def _what_matters(lines: Sequence[str]) -> Sequence[str]:
+    """The last lines. Of a stack at their end the innermost frames, which come first, and lines ahead of it."""
+    stack = max((number for number, line in enumerate(lines) if line.endswith(_STACK)), default=len(lines))
+    return [*lines[max(0, stack - _TAIL_LINES) : stack], *lines[stack : stack + 1 + _FRAMES]]
 
 
 def _started(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import time
@@ -40,6 +41,8 @@ _START_LIMIT = 300.0
 _LOOK_EVERY = 0.5
 _DEATH_LIMIT = 20.0  # seconds for a process with a closed pipe to end: the kernel may write its memory to a file first
 _MOST_SAID = 300  # characters of what is wrong with a reply
+_FRAME = re.compile(r'^  File "(.+)", line \d+', re.MULTILINE)
+_WAITING = re.compile(r"/harness/ranks\.py$|/torch/distributed/")
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
@@ -246,11 +249,15 @@ class Team:
         return self._join([(rank, rank.fate) for rank in dead] or [(closed, "closed its pipe of replies")])
 
     def _overdue(self, waiting: Sequence[RankHandle], limit: float) -> str:
-        """What the ranks that haven't answered were doing when their time was up."""
+        """What the ranks that haven't answered were doing when their time was up.
+
+        Ranks that waited for others come last: most likely they are late because of the rank that comes first.
+        """
         for rank in waiting:
             rank.interrupt()
         self._wait(waiting)
-        return self._join([(rank, f"took longer than {limit:g} s") for rank in waiting])
+        late = sorted(waiting, key=lambda rank: _waited_for_others(rank.tail()))
+        return self._join([(rank, f"took longer than {limit:g} s") for rank in late])
 
     def _wait(self, ranks: Sequence[RankHandle] | None = None) -> None:
         """Give ranks, all of them unless told, a moment to end by themselves."""
@@ -263,6 +270,12 @@ class Team:
         return "\n".join(
             f"{name}{fate}\n{rank.tail()}".rstrip() for name, (rank, fate) in zip(names, fates, strict=True)
         )
+
+
+def _waited_for_others(tail: str) -> bool:
+    """Whether a rank's stack, innermost frame first, ends in what ranks exchange, or in torch's communication."""
+    innermost = _FRAME.search(tail)
+    return innermost is not None and _WAITING.search(innermost[1]) is not None
 
 
 def _is_of_another_case(reply: Reply, question: Question | None) -> bool:

@@ -77,6 +77,15 @@ def test_the_commands_name_the_scenario_that_has_the_case(reference):
     )
 
 
+def test_a_case_of_several_devices_is_told_the_tool_that_takes_it(reference):
+    folder, case = reference("scaling"), "resnet50_scaling/ddp/float16/B256/world=2"
+    text = explained(case, "--run", folder)
+    assert "    harness profile torch scaling --only 'resnet50_scaling/ddp/" in text
+    assert "they tell more" not in text
+    store.attach(folder, [Attachment(case, "torch", kernels=(KernelProfile("k", 1.0, (("time", 1e-3),)),))])
+    assert "harness profile" not in explained(case, "--run", folder), "the traces are there"
+
+
 def test_a_case_at_its_ceiling_needs_no_counters(reference):
     text = explained("softmax/tuned/float32/M131072-N1024", "--run", reference("softmax"))
     assert "At the ceiling: 99" in text

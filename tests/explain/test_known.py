@@ -128,6 +128,8 @@ def test_what_is_known_of_a_case(stored, measured):
     assert (found.time, found.tool, found.kernels, found.moved) == (3e-3, "", (), None)
     assert found.scenario == "a.scale"
     assert command(found) == "harness profile ncu a --only 'scale/naive/float32/N1024'"
+    several = replace(found, case=replace(found.case, world=2))
+    assert command(several) == "harness profile torch a --only 'scale/naive/float32/N1024/world=2'", "ncu refuses it"
 
 
 def kernels(*times: float) -> tuple[KernelProfile, ...]:

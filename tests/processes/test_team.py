@@ -57,6 +57,13 @@ elif variant == "forks":
     if os.fork() == 0:
         time.sleep(600)
     os._exit(3)
+elif variant == "unequal":
+    frames = ["/x/harness/ranks.py", "/x/mine.py"] if RANK == 0 else ["/x/mine.py"]
+    deep = [*frames, *(f"/x/{number}.py" for number in range(60))]
+    stack = ["Stack (most recent call first):", *(f'  File "{file}", line 7 in f' for file in deep)]
+    sys.stderr.write("\\n".join(stack))
+    sys.stderr.flush()
+    time.sleep(600)
 elif variant == "late":
     measured("ok", number=question["number"] - (RANK == 1))
 else:
@@ -271,6 +278,18 @@ def test_only_the_ranks_that_have_not_answered_are_overdue(measure: Measure) -> 
     found = measure("stuck", timeout=0.3)
     assert found.status == "timeout"
     assert str(found.error).splitlines() == ["rank 0: took longer than 0.3 s", "rank 1: took longer than 0.3 s"]
+
+
+def test_of_ranks_whose_time_is_up_the_one_that_waits_for_no_other_is_named_first(measure: Measure) -> None:
+    """And where it is: the innermost frames of a stack are kept, however deep it is."""
+    found = str(measure("unequal", timeout=1.0).error)
+    first, _, second = found.partition("rank 0: took longer than 1 s")
+    assert first.startswith("rank 1: took longer than 1 s")
+    assert [part.splitlines()[-1] for part in (first, second)] == [
+        '  File "/x/38.py", line 7 in f',
+        '  File "/x/37.py", line 7 in f',
+    ]
+    assert 'File "/x/mine.py", line 7 in f' in first
 
 
 def test_an_unknown_message_is_no_crash_of_the_case(revision: Revision, job: Callable[..., Job]) -> None:

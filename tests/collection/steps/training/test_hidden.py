@@ -223,7 +223,7 @@ def section() -> Callable[..., tuple[list[str], dict[str, tuple[str, ...]]]]:
             measured(way, time, facts=tuple(facts.items()) if way == "ddp" else ())
             for way, time in zip(WAYS, milliseconds, strict=True)
         ]
-        (made,) = hidden.sections(lines(run_of(found)))
+        (*_, made) = hidden.sections(lines(run_of(found)))
         (table,) = (as_text(block) for block in made.blocks if isinstance(block, Table))
         notes = [block.text for block in made.blocks if isinstance(block, Note)]
         return notes, {column.head: column.cells for column in table.columns}

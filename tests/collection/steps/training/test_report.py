@@ -13,6 +13,7 @@ import pytest
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 from harness import report
+from harness.collection.steps.training import report as of_steps
 from harness.collection.steps.training._figures import LOSS, UNSCALE
 from harness.collection.steps.training.report import drawing, losses, rungs
 from harness.collection.steps.training.report.losses import LossGroup
@@ -22,7 +23,7 @@ from harness.report import build, claim_tables, sections
 from harness.report import claims as of_claims
 from harness.report.formats import markdown
 from harness.report.frame import Line, by_scenario
-from harness.report.tree import Note
+from harness.report.tree import Figure, Note
 
 MODEL = (("model", "swin_large"),)
 STEPS = {"tf32": 0.150, "amp": 0.120, "unscale": 0.118, "fused_norm_adam": 0.090, "attention": 0.060, "graph": 0.058}
@@ -93,6 +94,14 @@ def test_a_rung_has_the_speedup_that_was_measured_beside_the_claimed_one(ladder:
     amp, attention = group.claimed.values()
     assert (amp.measured, amp.rate) == pytest.approx((1.25, 1.63 * 64 / 0.150))
     assert (attention.measured, attention.rate) == pytest.approx((2.5, 2.85 * 64 / 0.150))
+
+
+def test_a_ladder_without_claims_does_not_say_that_it_has_some(ladder: Make) -> None:
+    claim = Claim("S2", "amp", "speedup", 1.63, "any", over="tf32")
+    for claims in ((), (claim,)):
+        (section,) = of_steps.sections(lines_of(ladder(claims=claims)))
+        alt = next(block.alt for block in section.blocks if isinstance(block, Figure))
+        assert alt.endswith("rung by rung, with the speed-ups that a text claims" if claims else "rung by rung")
 
 
 def test_parts_of_a_step_add_up_to_the_time_without_the_profiler(ladder: Make) -> None:

@@ -39,7 +39,8 @@ def _of_rungs(group: rungs.RungGroup) -> Iterator[Figure]:
     """The ladder of rungs that have items, and the families of the traced rungs."""
     scenario, named = group.lines[0].scenario.name, group.setting
     if len(group.lines) > 1 and all(line.values["items"] for line in group.lines):
-        alt = f"{group.op}, {named}: {group.item} a second, rung by rung, with the speed-ups that a text claims"
+        claims = ", with the speed-ups that a text claims" if group.claimed else ""
+        alt = f"{group.op}, {named}: {group.item} a second, rung by rung{claims}"
         yield figure(alt, partial(drawing.ladder, group), scenario, named, "ladder")
     if group.parts:
         alt = f"{group.op}, {named}: the time of a step by family of kernels, rung by rung"

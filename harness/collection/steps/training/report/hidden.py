@@ -1,4 +1,4 @@
-"""What a report says of communication beside the table of steps on several devices: how much of it is hidden.
+"""What a report says beside the table of steps on several devices: what they lose, how much communication is hidden.
 
 The instrument finds it by `Op.pages`, and reads it as `harness.report.sections` says.
 """
@@ -17,6 +17,7 @@ from harness.collection.steps.training._hidden import (
     ByTimes,
     by_times,
 )
+from harness.collection.steps.training.report import lost
 from harness.metrics import METRICS
 from harness.report.frame import Line, setting
 from harness.report.tree import Bounds, Cell, Column, Note, Section, Table, text_column
@@ -33,7 +34,9 @@ _DISAGREE = (
 
 
 def sections(lines: Sequence[Line]) -> Iterator[Section]:
-    """A section on the variants that communicate, if a trace or times tell something of them."""
+    """A section on what is lost, and one on the variants that communicate, each if something is known of it."""
+    if told := (*lost.blocks(lines),):
+        yield Section("What several devices lose", told)
     shown = [line for line in lines if COMMUNICATION in line.subject.facts or by_times(line.subject)]
     if shown:
         yield Section("Communication", (*_remarks(shown), _table(shown)))

@@ -1,0 +1,145 @@
+"""Where the time goes that a step on several devices takes beyond a step on one: to what, and how much to each.
+
+The ways of `_ranks.WAYS` differ by one thing each, so the differences of their times are the parts. The parts add up to
+what DistributedDataParallel loses. A trace of its kernels divides the last part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness import units
+from harness.collection.steps.training._hidden import (
+    AFTER,
+    COMMUNICATION,
+    HIDDEN,
+    HIDDEN_HIGH,
+    HIDDEN_LOW,
+    OVERLAPPED,
+    WITHOUT,
+)
+from harness.collection.steps.training._ranks import WAYS
+from harness.metrics import Subject
+from harness.report.frame import Line, setting
+from harness.report.tree import Block, Cell, Column, Note, Range, Table, text_column
+
+ALONE = WAYS[0].name
+_WHOLE = "all that is lost"
+_UNHIDDEN = "for comparison: one all-reduce after the backward"
+_BY_TRACE = "the share of the step is from the trace, the time of the step from the timing"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A time, or a difference of times, with its 95% interval; seconds."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, timed: Subject) -> Seconds | None:
+        """The time of a case; None where it has no interval."""
+        return cls(timed.time, *timed.interval) if timed.time and timed.interval else None
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        """The difference. Its interval is wide rather than narrow, since both times may be at the worst ends."""
+        return Seconds(self.value - other.value, self.low - other.high, self.high - other.low)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the difference may as well be none."""
+        return self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """Something that takes time. how: which times, or which figures of a trace, it was computed from."""
+
+    name: str
+    how: str
+    lost: Seconds
+
+
+def blocks(lines: Sequence[Line]) -> Iterator[Block]:
+    """A sentence for each setting, and a table where all ways have times; `lines` are those of one scenario."""
+    for line in lines:
+        step, label = line.subject.time, f"{setting(line.case)}, {OVERLAPPED}"
+        if line.case.variant != OVERLAPPED or line.case.world < 2 or step is None:
+            continue
+        if line.subject.alone is None or line.subject.alone.time is None:
+            one = replace(line.case, variant=ALONE, world=1).id
+            yield Note(f"there is no efficiency, since this run has no time of {one}.", label=label)
+        elif parts := parts_of(line.subject):
+            yield Note(_answer(parts, step), label=label)
+            yield _table(parts, step)
+
+
+def parts_of(overlapped: Subject) -> list[LostPart]:
+    """What a step of DistributedDataParallel loses, part by part, then all of it; nothing where a time isn't known."""
+    beside = overlapped.beside
+    ways = {name: Seconds.of(beside[name]) for name in (ALONE, WITHOUT, AFTER, OVERLAPPED) if name in beside}
+    times = {name: time for name, time in ways.items() if time}
+    one = Seconds.of(overlapped.alone) if overlapped.alone else None
+    if overlapped.world < 2 or one is None or len(times) < len(WAYS):
+        return []
+    several = f"{overlapped.world} devices"
+    found = [
+        LostPart("host and power, which devices share", f"{ALONE} on {several} - on one", times[ALONE] - one),
+        LostPart("hooks of DistributedDataParallel", f"{WITHOUT} - {ALONE}", times[WITHOUT] - times[ALONE]),
+        *_of_communication(overlapped.facts, times),
+        LostPart(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one),
+    ]
+    return [*found, LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT])]
+
+
+def _of_communication(facts: Mapping[str, float], times: Mapping[str, Seconds]) -> Iterator[LostPart]:
+    """What communication costs a step, divided by the trace where there is one."""
+    step, whole = times[OVERLAPPED].value, times[OVERLAPPED] - times[WITHOUT]
+    how = f"{OVERLAPPED} - {WITHOUT}"
+    if not {HIDDEN, COMMUNICATION} <= facts.keys():
+        yield LostPart("communication", how, whole)
+        return
+    share, hidden = facts[COMMUNICATION], facts[HIDDEN]
+    # A trace whose steps differ in their number of kernels has no interval.
+    low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
+    bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
+    yield LostPart("NCCL's kernels with no kernel beside them", "trace", bare)
+    yield LostPart("the rest: slower kernels beside NCCL's, gaps, the host", f"{how} - the line above", whole - bare)
+
+
+def _answer(parts: Sequence[LostPart], step: float) -> str:
+    """What is lost, and to what most of it goes."""
+    *causes, whole, _ = parts
+    if whole.lost.is_noise:
+        return "a step takes as long as on one device, within the noise."
+    if whole.lost.value < 0:
+        return f"a step takes {units.seconds(-whole.lost.value, 3)} less than on one device."
+    lost = f"a step loses {units.seconds(whole.lost.value, 3)}, {units.percent(whole.lost.value / step)} of it"
+    if not (sure := [part for part in causes if part.lost.low > 0]):
+        return f"{lost}; no part of that is larger than the noise."
+    most = max(sure, key=lambda part: part.lost.value)
+    return f"{lost}, most to: {most.name}, {units.seconds(most.lost.value, 3)}."
+
+
+def _table(parts: Sequence[LostPart], step: float) -> Table:
+    return Table(
+        (
+            text_column("lost to", (part.name for part in parts)),
+            Column("time ({unit})", tuple(part.lost.value for part in parts), units.MICROSECONDS),
+            Column("interval ({unit})", tuple(map(_interval, parts)), units.MICROSECONDS),
+            Column("of the step", tuple(part.lost.value / step for part in parts), units.SHARE, hint=_BY_TRACE),
+            text_column("", (_judged(part) for part in parts)),
+            text_column("found by", (part.how for part in parts)),
+        ),
+        kinds=tuple("strong" if part.name == _WHOLE else "" for part in parts),
+    )
+
+
+def _interval(part: LostPart) -> Cell:
+    return Range(part.lost.low, part.lost.high) if part.lost.low < part.lost.high else ""
+
+
+def _judged(part: LostPart) -> str:
+    return "within the noise" if part.lost.is_noise else ""

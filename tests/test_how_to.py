@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.ops import Catalogue
+from harness.scenario import Selection, load, plan
 from tests.one_test import one_test
 from tests.test_readme import complaint
 
@@ -33,10 +34,15 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
     assert [(words, wrong) for words in commands(page) if (wrong := complaint(words))] == []
 
 
-def test_the_op_of_the_page_is_one(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```python\n(.*?)```", (DOCS / "own-ops.md").read_text(encoding="utf-8"), re.DOTALL)
-    file = tmp_path / "mine.py"
-    file.write_text(text)
-    op = Catalogue((file,))["twice"]
+def test_the_op_of_the_page_is_one_and_its_scenario_has_cases(tmp_path: Path) -> None:
+    page = (DOCS / "own-ops.md").read_text(encoding="utf-8")
+    (code,), (scenario,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "yaml"))
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "mine.yaml").write_text(scenario)
+    ops = Catalogue((tmp_path / "mine.py",))
+    op = ops["twice"]
     assert list(op.variants) == ["eager", "compile", "compile_autotune"]
     op.refuse_unchecked()
+    cases = [job.case.id for job in plan(load([tmp_path / "mine.yaml"], ops), ops, Selection("cuda")).jobs]
+    assert cases[0] == "twice/eager/float32/N1048576"
+    assert len(cases) == 6

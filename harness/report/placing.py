@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,4 +38,8 @@ def into(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"can't write the report: {error.filename or folder}: {error.strerror or error}"
-        raise MachineError(message, "free some space, or choose a folder that can be written") from error
+        advice = "free some space, or choose a folder that can be written"
+        if (folder / "run.json").is_file():
+            again = f"harness report {shlex.quote(str(folder))}"
+            advice = f"the results are kept; free some space or correct the permissions, then: {again}"
+        raise MachineError(message, advice) from error

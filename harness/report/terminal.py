@@ -29,6 +29,7 @@ from harness.report.tree import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as Grid
 
 _GAP = 2
 _NARROWEST = 18
@@ -107,19 +108,30 @@ def _tell(console: Console, text: str, style: str = "") -> None:
 
 def _table(made: Table, console: Console) -> None:
     """The table, without the least important columns where the console is too narrow for all; says which."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
     text = as_text(made)
     if text.caption:
         _tell(console, text.caption)
     columns = [column for column in text.columns if any(column.cells)]
     kept = _fitting(columns, console.width)
+    if any(column.of.code for column in kept) and sum(_least(column) + _GAP for column in kept) - _GAP > console.width:
+        _stacked(kept, made.kinds, console)
+    else:
+        console.print(_grid(kept, made.kinds, console.width))
+    if hidden := [column.head for column in columns if column not in kept]:
+        needed = sum(_width(column) + _GAP for column in columns) - _GAP
+        _tell(console, f"{console.width} columns are too few for: {', '.join(hidden)}; COLUMNS={needed} shows all")
+
+
+def _grid(kept: Sequence[TextColumn], kinds: Sequence[Kind], width: int) -> Grid:
+    """The columns side by side. kinds: what each row stands for, or nothing."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
     grid = Grid(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for column in kept:
         side: Literal["left", "right"] = "right" if column.of.right else "left"
         grid.add_column(Text(_head(column)), justify=side, no_wrap=column.of.right, overflow="fold", vertical="bottom")
-    room = {column.head: _room(column, kept, console.width) for column in kept if column.of.code}
+    room = {column.head: _room(column, kept, width) for column in kept if column.of.code}
     for index in range(max((len(column.cells) for column in kept), default=0)):
         cells = [
             Text(
@@ -128,11 +140,19 @@ def _table(made: Table, console: Console) -> None:
             )
             for column in kept
         ]
-        grid.add_row(*cells, style=_STYLES[made.kinds[index]] if made.kinds else "")
-    console.print(grid)
-    if hidden := [column.head for column in columns if column not in kept]:
-        needed = sum(_width(column) + _GAP for column in columns) - _GAP
-        _tell(console, f"{console.width} columns are too few for: {', '.join(hidden)}; COLUMNS={needed} shows all")
+        grid.add_row(*cells, style=_STYLES[kinds[index]] if kinds else "")
+    return grid
+
+
+def _stacked(kept: Sequence[TextColumn], kinds: Sequence[Kind], console: Console) -> None:
+    """Each row as its id, then what the other columns say of it. A narrower table would squeeze the ids to nothing."""
+    ids = next(column for column in kept if column.of.code)
+    for index, id_ in enumerate(ids.cells):
+        style = _STYLES[kinds[index]] if kinds else ""
+        _tell(console, _broken(id_, console.width), style)
+        others = ((column.head, column.cells[index]) for column in kept if column is not ids)
+        told = ", ".join(f"{head} {cell}" for head, cell in others if cell)
+        _tell(console, textwrap.indent("\n".join(textwrap.wrap(told, console.width - _GAP)), " " * _GAP), style)
 
 
 def _fitting(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
@@ -156,6 +176,11 @@ def _head(column: TextColumn) -> str:
 def _width(column: TextColumn) -> int:
     texts = (_head(column), *column.cells)
     return max(len(line) for text in texts for line in text.split("\n"))
+
+
+def _least(column: TextColumn) -> int:
+    """Characters that the column can't do without: those of its numbers, or of a part of its text."""
+    return _width(column) if column.of.right else min(_width(column), _NARROWEST)
 
 
 def _room(column: TextColumn, kept: Sequence[TextColumn], width: int) -> int:

@@ -26,7 +26,7 @@ except ImportError:  # PyYAML built without libyaml: the same, ten times slower
 
 KeyPath = tuple[str | int, ...]
 
-_EXAMPLE = "see scenarios/quick.yaml for an example"
+_EXAMPLE = "'harness list scenario quick' names the file of an example"
 _MOST_NESTED = 20
 """Levels. No scenario needs six."""
 _MOST_BYTES = 4 << 20

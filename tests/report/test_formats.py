@@ -69,6 +69,16 @@ def test_a_full_disk_is_one_sentence(run: Run, tmp_path: Path) -> None:
     assert "free some space" in caught.value.advice
 
 
+def test_a_report_that_has_no_room_beside_its_run_is_written_later(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    (folder / "report.md").symlink_to("/dev/full")
+    with pytest.raises(MachineError) as caught:
+        report.write(run, folder, ["markdown"])
+    assert caught.value.advice.endswith(f"then: harness report '{folder}'")
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="Not a directory"):

@@ -12,6 +12,7 @@ from harness.differences import compare_all
 from harness.model import Claim, Expectation, KernelFacts, Limits, Machine, Measurement, Run, Work
 from harness.ops import Catalogue
 from harness.report import comparison, terminal
+from harness.report.tree import Column, Page, Table, text_column
 
 SHAPE = (("N", 64), ("C", 128))
 
@@ -121,6 +122,24 @@ def test_forty_columns_fold_instead_of_losing_letters(
     text = drawn(terminal.render, make_run([measured("eager", "float32", SHAPE)]), width=40)
     assert max(map(len, text.splitlines())) <= 40
     assert "1.00x" in text
+
+
+def test_a_console_too_narrow_for_ids_in_a_table_has_each_row_below_its_id(run: Run) -> None:
+    text = drawn(terminal.show, comparison.page(compare_all("before", {"before": run, "after": run})), width=40)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 40
+    first = run.measurements[0].case.id
+    at = next(number for number, line in enumerate(lines) if not line.startswith(" ") and first.startswith(line))
+    rest = " ".join(line.strip() for line in lines[at:])
+    assert rest.replace(" ", "").startswith(first)
+    assert "ratio 1.000x" in rest.partition("verdict ~")[0]
+
+
+def test_what_a_row_stands_for_colours_it_without_a_table_too() -> None:
+    wide = (Column(str(number), ("100.0%",)) for number in range(6))
+    made = Table((text_column("case", ["softmax/tuned/float16/M64-N128"], code=True), *wide), kinds=("failure",))
+    text = drawn(terminal.show, Page("", (made,)), width=40, force_terminal=True, color_system="standard")
+    assert "\x1b[31msoftmax/tuned/float16/M64-N128\x1b[0m" in text
 
 
 def test_colour_adds_nothing_that_the_text_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

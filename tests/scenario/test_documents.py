@@ -45,8 +45,8 @@ def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
 @one_test(
     ("text", "place", "message"),
     [
-        ("", "s.yaml", "is empty; see scenarios/quick.yaml for an example"),
-        ("# only a comment\n", "s.yaml", "is empty; see scenarios/quick.yaml for an example"),
+        ("", "s.yaml", "is empty; 'harness list scenario quick' names the file of an example"),
+        ("# only a comment\n", "s.yaml", "is empty; 'harness list scenario quick' names the file of an example"),
         ("\n- a\n- b\n", "2", "holds a list; a scenario is a mapping of keys"),
         ("some words\n", "1", "holds a single value; a scenario is a mapping of keys"),
         ("title: a: b\n", "1", "quote text that holds ': '"),

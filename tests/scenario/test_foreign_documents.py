@@ -87,7 +87,7 @@ def test_values_have_a_limit_wherever_they_are_referred_to(refused: Refused, tex
 def test_aliases_of_aliases_are_levels(refused: Refused) -> None:
     lines = ["a0: &a0 [x]", *(f"a{number}: &a{number} [*a{number - 1}]" for number in range(1, 5_000))]
     assert refused(FINE + "\n".join(lines)) == [
-        ("s.yaml", "is nested more than 20 levels deep; see scenarios/quick.yaml for an example")
+        ("s.yaml", "is nested more than 20 levels deep; 'harness list scenario quick' names the file of an example")
     ]
 
 

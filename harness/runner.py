@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -21,8 +22,10 @@ from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenar
 from harness.ops import MODES
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
-from harness.processes import lock
+from harness.processes import lock, python
+from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
+from harness.processes.surroundings import Surroundings
 from harness.scenario import Plan
 from harness.store import Writer, soundness
 
@@ -34,7 +37,10 @@ _Task = tuple[int, Job]  # The index of the process that measures, and what it m
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is left to do, the code of each op, and the limits that cases are compared with."""
+    """What is left to do, the code of each op, and the limits that cases are compared with.
+
+    nursery: from which the processes of a pass are forked, if they can be.
+    """
 
     header: Header
     todo: Sequence[_Task]
@@ -42,6 +48,7 @@ class _Request:
     needs: Needs
     fresh: bool
     before_end: Callable[[], object]
+    nursery: Nursery | None
 
 
 class Observer(Protocol):
@@ -127,9 +134,12 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
-            measurers: Measurers = workers or Workers(device, plugins)
-            with lock.held(devices.kinds()[device], range(most_ranks(plan.jobs))), measurers as own:
-                request = _Request(header, todo, code_of, needs(plan), fresh, before_end)
+            nursery = None if workers else _nursery(device, plan.jobs)
+            around = Surroundings(nursery=nursery) if nursery else None
+            measurers: Measurers = workers or Workers(device, plugins, around=around)
+            held = lock.held(devices.kinds()[device], range(most_ranks(plan.jobs)))
+            with held, nursery or nullcontext(), measurers as own:
+                request = _Request(header, todo, code_of, needs(plan), fresh, before_end, nursery)
                 _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
@@ -189,7 +199,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
     ahead = _loads_ahead(header.machine, request.todo)
     if not limits:
         if ahead:
-            workers.begin_next(compiler=_compiles(request.todo))
+            workers.begin_next(compiler=compiles(job for _, job in request.todo))
         limits = _limits(workers, request.needs, observer, fresh=request.fresh)
         header = replace(header, limits=limits)
         writer.update(header)
@@ -199,9 +209,11 @@ def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: 
         # Fresh also after the limits: what a process allocated before decides where its next buffers lie, and that
         # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
+        if place > 1 and request.nursery:
+            request.nursery.renew()  # what the addresses of libraries do to a time differs from pass to pass
         for number, (_, job) in enumerate(tasks):
             if ahead and number == max(0, len(tasks) - _CASES_AHEAD):
-                workers.begin_next(compiler=place < len(passes) and _compiles(tasks))
+                workers.begin_next(compiler=place < len(passes) and compiles(job for _, job in tasks))
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
             measurement = judged(measured, limits)
@@ -224,9 +236,19 @@ def _loads_ahead(machine: Machine, todo: Sequence[_Task]) -> bool:
     return roomy and all(job.case.world == 1 for _, job in todo)
 
 
-def _compiles(tasks: Sequence[_Task]) -> bool:
+def _nursery(device: str, jobs: Sequence[Job]) -> Nursery | None:
+    """Where processes come from that measure the host one after the other: to load torch takes longer than most cases.
+
+    None for other devices, whose next process loads torch while one measures, and for several ranks.
+    """
+    if not devices.kinds()[device].on_host or most_ranks(jobs) > 1:
+        return None
+    return Nursery(python.own_root(), compiler=compiles(jobs))
+
+
+def compiles(jobs: Iterable[Job]) -> bool:
     """Whether a case calls torch.compile, whose modules take long to load."""
-    return any(job.case.variant in MODES for _, job in tasks)
+    return any(job.case.variant in MODES for job in jobs)
 
 
 def _limits(

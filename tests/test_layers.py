@@ -249,7 +249,7 @@ REFUSED = {
     "gate --help": NOT_FOR_HELP,
     "gate calibrate --help": NOT_FOR_HELP,
     "list": ("torch", "cuda.core", "pandas", "matplotlib", "numpy", "pydantic", "jinja2"),
-    "run quick --device cpu --dry-run": ("torch", "pandas", "matplotlib"),
+    "run quick --device cpu --dry-run": ("torch", "pandas", "matplotlib", "harness.processes.messages"),
 }
 """What commands don't load. One process runs all of them, so a later one may load what an earlier one may."""
 

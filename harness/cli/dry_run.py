@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from harness import devices, limits, units
@@ -16,7 +16,6 @@ from harness.cli.estimate import Estimate
 from harness.metrics import Subject
 from harness.model import Job, Limits, Measurement
 from harness.ops import Op
-from harness.processes.supervisor import too_few
 from harness.report import terminal
 from harness.report.tree import Column, Page, Table, text_column
 from harness.scenario import Plan
@@ -34,9 +33,8 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     columns += map(Column, ("read", "written", "at best", "memory"), figures)
     console = open_console()
     terminal.show(Page("", (Table(tuple(columns)),)), console)
-    for reason, count in Counter(too_few(kind, job.case.world) for job in plan.jobs if machine).items():
-        if reason:
-            console.print(f"\n{units.plural(count, 'case')} can't run here: {reason}", markup=False)
+    for reason, count in _too_large(plan, kind) if machine else ():
+        console.print(f"\n{units.plural(count, 'case')} can't run here: {reason}", markup=False)
     if plan.left_out:
         console.print(f"\n{plan.left_out}", markup=False)
     estimate = Estimate.make(plan, kind, repeat)
@@ -48,6 +46,15 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     elif known is None:
         text = "There are no times at best: run 'harness peak' once on this machine, which measures its limits."
         console.print(text, markup=False)
+
+
+def _too_large(plan: Plan, kind: str) -> Iterator[tuple[str, int]]:
+    """Why cases have more ranks than this machine has devices, and how many cases."""
+    if several := [job.case.world for job in plan.jobs if job.case.world > 1]:
+        # What processes say to each other takes a fifth of a dry run to load.
+        from harness.processes.supervisor import too_few
+
+        yield from ((reason, count) for reason, count in Counter(too_few(kind, n) for n in several).items() if reason)
 
 
 def _figures(job: Job, op: Op, known: Limits | None, memory: float) -> tuple[str, ...]:

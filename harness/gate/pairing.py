@@ -18,6 +18,7 @@ from harness.gate.worktree import Checkout, shared_root
 from harness.model import Job, Measurement
 from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
+from harness.runner import compiles
 
 Jobs = Mapping[Side, Sequence[Job]]
 BALANCED = 10
@@ -80,7 +81,8 @@ class PairMeasurer:
         with ExitStack() as stack:
             root = shared_root(self.codes.values())
             alone = set() if self.ahead else {turn.pair for turn in turns}
-            nurseries = {pair: stack.enter_context(self._nursery(root)) for pair in sorted(alone)}
+            compiler = compiles(jobs["now"])
+            nurseries = {pair: stack.enter_context(self._nursery(root, compiler)) for pair in sorted(alone)}
             workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
                 if turn.pair in nurseries and turn.side == turn.first:
@@ -102,9 +104,9 @@ class PairMeasurer:
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
 
-    def _nursery(self, root: Path | None) -> Nursery:
+    def _nursery(self, root: Path | None, compiler: bool) -> Nursery:
         there, self.nursery = self.nursery, None
-        return there or Nursery(root)
+        return there or Nursery(root, compiler=compiler)
 
     def _settle(self, nursery: Nursery) -> None:
         """Fork both processes of a pair or none: a forked one isn't to be compared with one that was started."""

@@ -34,7 +34,7 @@ from harness.model import Limits, Machine
 from harness.ops import Catalogue
 from harness.processes import lock
 from harness.processes.nursery import Nursery
-from harness.runner import most_ranks
+from harness.runner import compiles, most_ranks
 from harness.scenario import Selection
 
 _MOST_AHEAD = 4
@@ -163,7 +163,7 @@ def prepare(
         codes = {side: code.with_variables(surveyed.variables) for side, code in codes.items()}
         sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
     else:
-        nursery = turn.enter_context(Nursery(shared_root(codes.values())))
+        nursery = turn.enter_context(Nursery(shared_root(codes.values()), compiler=compiles(asked.jobs)))
         asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer, nursery)
         found = inquire(asking, repository, codes, device.kind)
         sides = Sides(found.codes, device.machine(), found.cases, shared, observer)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _PROC = Path("/proc")
 
 
@@ -22,6 +23,17 @@ def adopt() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def adopts() -> bool:
+    """Whether this process is such a parent."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    found = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)
 
 
 def below(process: int) -> set[int]:

@@ -2,7 +2,7 @@
 
 What it forks goes on as if Python had been started with the command, the environment and the folder that a message
 names. ROOT is the folder with the package that all of them import, which is loaded, too; empty if they may import
-several revisions of it.
+several revisions of it. A third argument, COMPILER, has torch's compiler loaded as well.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 18
 """The longest message, which is the longest command with its environment, too."""
+COMPILER = "compiler"
 _CUSTOM = frozenset({"sitecustomize", "usercustomize"})  # modules that Python imports when it starts
 
 
@@ -36,6 +37,10 @@ def main() -> None:
     gc.disable()
     import torch
 
+    if COMPILER in sys.argv[3:]:
+        # As `Worker` does: if a module can't be imported, the first compiled case says so.
+        with suppress(Exception):
+            importlib.import_module("torch._inductor.compile_fx")
     if root := sys.argv[2]:
         _load(root)
     gc.freeze()

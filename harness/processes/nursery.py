@@ -20,11 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from harness.processes import hatchery, start
+from harness.processes import descendants, hatchery, start
 
 _START_LIMIT = 300.0
 _ANSWER_LIMIT = 30.0
-_END_LIMIT = 5.0
 _READ_EARLY = (
     "LD_",
     "GLIBC_",
@@ -80,16 +79,18 @@ class Nursery:
     """A context in which processes can be forked. It starts with the first one, and ends with the context.
 
     root: the folder whose `harness` all of them import, so that it is loaded before, too; None if they may differ.
+    compiler: whether torch's compiler is loaded before, too, which takes as long as torch.
     """
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, *, compiler: bool = False) -> None:
         self._root = str(root.resolve()) if root else ""
+        self._compiler = compiler
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._early: dict[str, str] = {}
         self._path: list[str] = []
         self._loaded: list[str] = []
-        self._works = _has_files_of_processes()
+        self._works = descendants.adopts() and _has_files_of_processes()
 
     def __enter__(self) -> Self:
         return self
@@ -100,14 +101,20 @@ class Nursery:
     def close(self) -> None:
         """Fork no more. What was forked goes on."""
         self._works = False
+        self._end()
+
+    def renew(self) -> None:
+        """Fork from a new process from now on, whose libraries have addresses of their own. What was forked goes on."""
+        self._end()
+        self._process = None
+
+    def _end(self) -> None:
         if self._socket:
             self._socket.close()
         if self._process:
-            try:
-                self._process.wait(_END_LIMIT)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            # It may still load torch, and it has nothing to finish.
+            self._process.kill()
+            self._process.wait()
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str | None, log: int, replies: int
@@ -168,6 +175,7 @@ class Nursery:
             own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with other:
                 command = [sys.executable, "-P", hatchery.__file__, str(other.fileno()), self._root]
+                command += [hatchery.COMPILER] if self._compiler else []
                 null = subprocess.DEVNULL
                 self._process = subprocess.Popen(
                     command, stdin=null, stdout=null, stderr=null, env=variables, pass_fds=[other.fileno()],

@@ -38,7 +38,7 @@ class Pretending:
 
     gate = Path()
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     def limits(self, *_: object) -> Limits:
         return Limits((StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True),))

@@ -96,7 +96,7 @@ def test_who_measures_on_the_device_holds_it(
     name = f"simulated-{os.getpid()}"
     file = lock.folder() / f"harness-{name}.lock"
     monkeypatch.setattr(importlib.import_module("simulated_device").Simulated, "hardware", (name,))
-    monkeypatch.setattr(runner, "Workers", lambda *_: Entered(file))
+    monkeypatch.setattr(runner, "Workers", lambda *_, **__: Entered(file))
     try:
         with pytest.raises(BlockingIOError):
             runner.measure_limits("simulated", Needs(), watcher)

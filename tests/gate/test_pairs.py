@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -86,8 +87,8 @@ class FakeNursery:
     made: ClassVar[list[FakeNursery]] = []
     unserved: ClassVar[set[str]] = set()
 
-    def __init__(self, root: Path | None) -> None:
-        self.root, self.closed = root, 0
+    def __init__(self, root: Path | None, *, compiler: bool = False) -> None:
+        self.root, self.compiler, self.closed = root, compiler, 0
         self.sides: list[str] = []
         self.asked: list[str] = []
         self.made.append(self)
@@ -158,6 +159,14 @@ def test_a_pair_is_forked_from_a_nursery_of_its_own(log: list[tuple[str, str]]) 
     FakeNursery.made.clear()
     pairs(ahead=2)[0].measure("screen", 3, {"base": both, "now": both})
     assert not FakeNursery.made
+
+
+def test_a_pair_of_compiled_cases_is_forked_with_the_compiler_loaded(log: list[tuple[str, str]]) -> None:
+    (plain,) = jobs("a")
+    compiled = replace(plain, case=replace(plain.case, variant="compile"))
+    for each in (plain, compiled):
+        pairs()[0].measure("screen", 1, {"base": [each], "now": [each]})
+    assert [each.compiler for each in FakeNursery.made] == [False, True]
 
 
 def test_a_forked_process_is_not_compared_with_one_that_was_started(

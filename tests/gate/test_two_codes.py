@@ -196,7 +196,7 @@ def found_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             "Catalogue": lambda plugins: plugins,
             "wanted": lambda *_: of_device,
             "lock": SimpleNamespace(held=lambda _device, ranks: noted("lock", [*ranks])),
-            "Nursery": lambda root: noted("nursery", root),
+            "Nursery": lambda root, compiler: noted("nursery", root, compiler),
             "inquire": lambda asking, *given: found if given == (repository, codes, "cpu") else None,
             "common": lambda *_: cases,
         }
@@ -228,8 +228,8 @@ def test_the_devices_are_held_until_the_turn_ends(
     sides, log = found_out(request(), "repository", left_out="two of a library are left out")
     compared = Comparing(BASE, NOW, 2, machine, UsedCode(), False)
     assert log == [
-        ("lock", [0]), "two of a library are left out", "asking main what it can measure", ("nursery", Path("/own")),
-        compared, "prepared", ("end of", "nursery"), ("end of", "lock"),
+        ("lock", [0]), "two of a library are left out", "asking main what it can measure",
+        ("nursery", Path("/own"), False), compared, "prepared", ("end of", "nursery"), ("end of", "lock"),
     ]  # fmt: skip
     assert (sides.shared, sides.measuring, sides.judged, sides.used) == (
         "another program",

@@ -15,13 +15,15 @@ import pytest
 
 from harness.processes import descendants, hatchery, nursery, python
 from harness.processes.nursery import Forked, Nursery
+from tests.one_test import one_test
 from tests.rare import rare
 
 pytestmark = pytest.mark.cold
 ECHO = """
 import json, os, sys
 torch = sys.modules.get("torch")
-said = {"torch": torch is not None, "harness": "harness.measure" in sys.modules,
+said = {"torch": torch is not None, "compiler": "torch._inductor.compile_fx" in sys.modules,
+        "harness": "harness.measure" in sys.modules,
         "path": sys.path, "arguments": sys.argv, "folder": os.getcwd(),
         "mine": os.environ.get("MINE"), "session": os.getsid(0) == os.getpid(), "read": sys.stdin.readline()}
 with os.fdopen(int(sys.argv[1]), "w") as replies:
@@ -45,9 +47,14 @@ def made() -> Iterator[Nursery]:
 @pytest.fixture
 def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nurseries load nothing that takes seconds: what stands for torch touches no device."""
+    compiler = tmp_path / "of_torch" / "_inductor" / "compile_fx.py"
+    compiler.parent.mkdir(parents=True)
+    compiler.touch()
     (tmp_path / "hatchery.py").write_text(
         "import runpy, sys, types\n"
-        "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: False))\n"
+        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
+        f"torch.__path__ = [{str(tmp_path / 'of_torch')!r}]\n"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)\n"
         f"runpy.run_path({hatchery.__file__!r}, run_name='__main__')\n"
     )
     monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
@@ -97,6 +104,34 @@ def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nu
     asked.log.seek(0)
     assert asked.log.read() == b"printed\n"
     assert forked.poll() == 3
+
+
+@pytest.mark.usefixtures("light")
+@one_test("compiler", [False, True])
+def test_the_compiler_of_torch_is_loaded_where_it_is_asked_for(tmp_path: Path, compiler: bool) -> None:
+    asked = Asked(tmp_path)
+    with Nursery(None, compiler=compiler) as made:
+        forked = asked.start(made)
+        assert forked
+        forked.stdin.close()
+        assert json.loads(asked.said())["compiler"] is compiler
+        forked.wait(60)
+
+
+@pytest.mark.usefixtures("light")
+def test_a_renewed_nursery_forks_from_another_process(tmp_path: Path) -> None:
+    with Nursery(None) as made:
+        forked = Asked(tmp_path).start(made)
+        assert forked
+        first = made._process
+        made.renew()
+        assert first
+        assert first.returncode == -signal.SIGKILL
+        assert forked.poll() is None, "what was forked goes on"
+        forked.stdin.close()
+        assert forked.wait(60) == 3
+        assert Asked(tmp_path).start(made)
+        assert made._process not in (None, first)
 
 
 @pytest.mark.usefixtures("light_with_numpy")
@@ -179,6 +214,18 @@ def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch:
         assert asked.start(made) is None
         assert asked.said() == ""
         assert Asked(tmp_path).start(made) is None
+
+
+@pytest.mark.usefixtures("light")
+def test_a_program_that_adopts_nothing_starts_no_nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a notebook: it couldn't wait for what is forked."""
+    program = "from harness.processes import descendants as d; a = d.adopts(); d.adopt(); print(a, d.adopts())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+    monkeypatch.setattr(descendants, "adopts", lambda: False)
+    with Nursery(None) as made:
+        assert Asked(tmp_path).start(made) is None
+        assert not made._process
 
 
 def test_on_a_system_that_tells_of_no_process_nothing_is_forked(

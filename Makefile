@@ -22,15 +22,17 @@ SLOW := not slow
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# mypy takes the place of the shell, so that who ends the shell ends mypy.
+LINT := $(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet && exec $(BIN)/mypy
 
 .PHONY: bench test slow-test test-instrument test-collection lint gpu-test site clean
 
 bench: $(READY)
 	$(BIN)/harness run quick
 
-# What lint finds is shown after the tests, which run meanwhile.
+# What lint finds is shown after the tests, which run meanwhile. No $(MAKE) here: such a line runs under make -n, too.
 test: $(READY)
-	@$(MAKE) --no-print-directory lint > $(VENV)/lint.txt 2>&1 & lint=$$!; \
+	@{ $(LINT); } > $(VENV)/lint.txt 2>&1 & lint=$$!; \
 	  trap 'kill $$lint; exit 130' INT TERM; \
 	  $(PYTEST); tests=$$?; wait $$lint || tests=1; cat $(VENV)/lint.txt; exit $$tests
 
@@ -44,9 +46,7 @@ test-instrument test-collection: $(READY)
 	$(PYTEST)
 
 lint: $(READY)
-	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet
-	@$(BIN)/mypy
+	@$(LINT)
 
 gpu-test: $(READY)
 	$(BIN)/pytest -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS) || test $$? = 5

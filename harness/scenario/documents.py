@@ -94,6 +94,9 @@ def read(file: Path) -> tuple[Document, ...]:
         _check_size(file, text)
         return _documents(file, _Loader(text))
     except yaml.MarkedYAMLError as error:
+        # libyaml of PyYAML 6.0.4 refuses 1000 levels, and looks so far ahead that it hasn't told of any.
+        if "nesting depth" in _reason(error):
+            raise InputError([_too_deep(file)]) from error
         mark, message = error.problem_mark, f"isn't valid YAML: {_reason(error)}"
         raise InputError([_problem(file, mark, "", message, _advice(error))]) from error
     except yaml.YAMLError as error:

@@ -59,6 +59,7 @@ def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
         ("title: *bold*\n", "1", "quote the text"),
         ("title: \0\n", "s.yaml", "holds control characters"),
         ("[" * 100_000, "s.yaml", "is nested more than 20 levels deep"),
+        ("- " * 100_000, "s.yaml", "is nested more than 20 levels deep"),
     ],
 )
 def test_broken_yaml_is_one_plain_message_with_its_line(refused: Refused, text: str, place: str, message: str) -> None:

@@ -67,7 +67,7 @@ class Small(Cpu):
 class Here:
     """Measures in this process what `Workers` measures in another one."""
 
-    def __init__(self, device: str, plugins: Sequence[Path] = ()) -> None:
+    def __init__(self, device: str, plugins: Sequence[Path] = (), **_: object) -> None:
         # As a new process has it.
         for noted in (intact._remembered, intact._others, intact._watched):
             noted.clear()

@@ -126,7 +126,7 @@ def test_a_renewed_nursery_forks_from_another_process(tmp_path: Path) -> None:
         first = made._process
         made.renew()
         assert first
-        assert first.returncode == -signal.SIGKILL
+        assert first.returncode is not None, "it ends by itself where its socket is closed, or is killed"
         assert forked.poll() is None, "what was forked goes on"
         forked.stdin.close()
         assert forked.wait(60) == 3

@@ -4,8 +4,8 @@
 
 A figure is to be measured again if its run has older code, had uncommitted changes or wasn't finished. RUN...: only
 figures from these committed runs. Such cases are a part of what the runs measured, so several processes of each cost
-less than one process of all. make_rows.py takes the new figures, since they are newer. --missing: figures that no run
-has answered yet, in place of all that.
+less than one process of all. make_rows.py takes the new figures, since they are of today's code. --missing: figures
+that no run has answered yet, in place of all that.
 """
 
 from __future__ import annotations

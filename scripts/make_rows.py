@@ -42,8 +42,9 @@ hardware; the measured one is of an H200.
 - **95% interval**: over fresh processes where the run has several, else over what one process measured. With **one
   process** the interval holds the noise within that process alone, and another process may lie outside of it. Of
   several cases it goes from the lowest bound to the highest.
-- **run**: where the figures are from, and whether it has today's code. A run of older code, with uncommitted changes,
-  or that wasn't finished, is no evidence until it is made again.
+- **run**: where the figures are from, and whether it has today's code. Of several runs, today's code comes first, then
+  several processes, then the newest. A run of older code, with uncommitted changes, or that wasn't finished, is no
+  evidence until it is made again.
 """
 
 

@@ -106,11 +106,34 @@ def test_a_step_that_is_faster_than_one_devices_loses_nothing() -> None:
     assert note.endswith("a step takes 1.00 ms less than on one device.")
 
 
-def test_without_a_time_of_each_way_there_is_no_table() -> None:
+@pytest.mark.parametrize(
+    ("missing", "parts"),
+    [
+        (
+            "replicas",
+            {"host and power, which devices share; hooks of DistributedDataParallel": 1.5, "communication": 1.5},
+        ),
+        ("no_sync", {"host and power, which devices share": 1, "hooks of DistributedDataParallel; communication": 2}),
+    ],
+)
+def test_a_way_without_a_time_leaves_a_part_of_two_causes(missing: str, parts: dict[str, float]) -> None:
     every = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23)]
-    for missing in range(1, len(every)):
-        rest = lines(run_of([m for number, m in enumerate(every) if number != missing]))
-        assert [*lost.blocks(rest)] == []
+    rest = lines(run_of([m for m in every if (m.case.variant, m.case.world) != (missing, 2)]))
+    found = {part.name: pytest.approx(1e3 * part.lost.value) for part in lost.parts_of(rest[-1].subject)}
+    assert parts.items() <= found.items()
+    assert found["all that is lost"] == sum(parts.values())
+
+
+def test_without_a_time_after_the_backward_there_is_no_comparison() -> None:
+    every = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23)]
+    rest = lines(run_of([m for m in every if m.case.variant != "after"]))
+    _, rows = told([*lost.blocks(rest)])
+    assert list(rows)[-1] == "all that is lost"
+
+
+def test_a_loss_that_cant_be_divided_has_no_table() -> None:
+    first, *_, last = (line.result.measurements[0] for line in lines_of(20, 21, 21.5, 24, 23))
+    assert [*lost.blocks(lines(run_of([first, last])))] == []
 
 
 def test_a_run_of_two_devices_alone_says_which_case_its_efficiency_needs() -> None:

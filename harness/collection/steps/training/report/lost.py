@@ -1,7 +1,8 @@
 """Where the time goes that a step on several devices takes beyond a step on one: to what, and how much to each.
 
 The ways of `_ranks.WAYS` differ by one thing each, so the differences of their times are the parts. The parts add up to
-what DistributedDataParallel loses. A trace of its kernels divides the last part.
+what DistributedDataParallel loses. A way that wasn't timed leaves a part of two causes. A trace of the kernels divides
+what communication costs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from harness.report.tree import Block, Cell, Column, Note, Range, Table, text_co
 ALONE = WAYS[0].name
 _WHOLE = "all that is lost"
 _UNHIDDEN = "for comparison: one all-reduce after the backward"
+_CAUSES = (
+    (ALONE, "host and power, which devices share"),
+    (WITHOUT, "hooks of DistributedDataParallel"),
+    (OVERLAPPED, "communication"),
+)
+"""The ways in their order, each with what costs its step more than the one before it."""
 _BY_TRACE = "the share of the step is from the trace, the time of the step from the timing"
 
 
@@ -63,7 +70,7 @@ class LostPart:
 
 
 def blocks(lines: Sequence[Line]) -> Iterator[Block]:
-    """A sentence for each setting, and a table where all ways have times; `lines` are those of one scenario."""
+    """A sentence for each setting, and a table where the loss can be divided; `lines` are those of one scenario."""
     for line in lines:
         step, label = line.subject.time, f"{setting(line.case)}, {OVERLAPPED}"
         if line.case.variant != OVERLAPPED or line.case.world < 2 or step is None:
@@ -77,41 +84,54 @@ def blocks(lines: Sequence[Line]) -> Iterator[Block]:
 
 
 def parts_of(overlapped: Subject) -> list[LostPart]:
-    """What a step of DistributedDataParallel loses, part by part, then all of it; nothing where a time isn't known."""
-    beside = overlapped.beside
-    ways = {name: Seconds.of(beside[name]) for name in (ALONE, WITHOUT, AFTER, OVERLAPPED) if name in beside}
-    times = {name: time for name, time in ways.items() if time}
+    """What a step of DistributedDataParallel loses, part by part, then all of it, then a comparison where it was timed.
+
+    Where a way wasn't timed, its part and the next one are one part. Nothing where only the whole is known.
+    """
     one = Seconds.of(overlapped.alone) if overlapped.alone else None
-    if overlapped.world < 2 or one is None or len(times) < len(WAYS):
+    ways = {name: Seconds.of(beside) for name, beside in overlapped.beside.items()}
+    times = {name: time for name, time in ways.items() if time}
+    if overlapped.world < 2 or one is None or OVERLAPPED not in times or not times.keys() & {ALONE, WITHOUT}:
         return []
-    several = f"{overlapped.world} devices"
-    found = [
-        LostPart("host and power, which devices share", f"{ALONE} on {several} - on one", times[ALONE] - one),
-        LostPart("hooks of DistributedDataParallel", f"{WITHOUT} - {ALONE}", times[WITHOUT] - times[ALONE]),
-        *_of_communication(overlapped.facts, times),
-        LostPart(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one),
-    ]
-    return [*found, LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT])]
+    found = [*_differences(one, times, overlapped.world)]
+    if WITHOUT in times:
+        found[-1:] = _of_communication(found[-1], overlapped.facts, times[OVERLAPPED].value)
+    found.append(LostPart(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one))
+    if {WITHOUT, AFTER} <= times.keys():
+        found.append(LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT]))
+    return found
 
 
-def _of_communication(facts: Mapping[str, float], times: Mapping[str, Seconds]) -> Iterator[LostPart]:
-    """What communication costs a step, divided by the trace where there is one."""
-    step, whole = times[OVERLAPPED].value, times[OVERLAPPED] - times[WITHOUT]
-    how = f"{OVERLAPPED} - {WITHOUT}"
+def _differences(one: Seconds, times: Mapping[str, Seconds], world: int) -> Iterator[LostPart]:
+    """What each way that was timed takes beyond the one before it."""
+    causes, before, beyond = [], one, f"{ALONE} on one"
+    for name, cause in _CAUSES:
+        causes.append(cause)
+        if time := times.get(name):
+            way = f"{ALONE} on {world} devices" if name == ALONE else name
+            yield LostPart("; ".join(causes), f"{way} - {beyond}", time - before)
+            causes, before, beyond = [], time, name
+
+
+def _of_communication(whole: LostPart, facts: Mapping[str, float], step: float) -> Iterator[LostPart]:
+    """What communication costs a step of so many seconds, divided by the trace where there is one."""
     if not {HIDDEN, COMMUNICATION} <= facts.keys():
-        yield LostPart("communication", how, whole)
+        yield whole
         return
     share, hidden = facts[COMMUNICATION], facts[HIDDEN]
     # A trace whose steps differ in their number of kernels has no interval.
     low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
     bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
     yield LostPart("NCCL's kernels with no kernel beside them", "trace", bare)
-    yield LostPart("the rest: slower kernels beside NCCL's, gaps, the host", f"{how} - the line above", whole - bare)
+    yield LostPart(
+        "the rest: slower kernels beside NCCL's, gaps, the host", f"{whole.how} - the line above", whole.lost - bare
+    )
 
 
 def _answer(parts: Sequence[LostPart], step: float) -> str:
     """What is lost, and to what most of it goes."""
-    *causes, whole, _ = parts
+    place = next(number for number, part in enumerate(parts) if part.name == _WHOLE)
+    causes, whole = parts[:place], parts[place]
     if whole.lost.is_noise:
         return "a step takes as long as on one device, within the noise."
     if whole.lost.value < 0:

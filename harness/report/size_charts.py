@@ -212,10 +212,15 @@ def _reach(tried: pd.DataFrame, timed: pd.DataFrame) -> str:
 
 
 def _ceiling_line(axes: matplotlib.axes.Axes, plot: Plot, over: Sizes) -> None:
-    found = ceilings(plot)
-    if len(found):
-        by_size = found.groupby(found.index.map(dict(plot.swept))).max()
-        axes.plot(over.places(by_size.index), by_size / metric_axis(plot)[1], zorder=1.8, **ceiling_look(plot))
+    found = {plot.swept[str(setting)]: ceiling for setting, ceiling in ceilings(plot).sort_values().items()}
+    if not found:
+        return
+    if plot.metric.limit == "ideal_items":
+        # Where no case ran on one device and on several, the ideal is known of several alone.
+        found.setdefault(over.sizes[0], found[min(found)] / min(found) * over.sizes[0])
+    sizes = sorted(found)
+    heights = [found[size] / metric_axis(plot)[1] for size in sizes]
+    axes.plot(over.places(sizes), heights, zorder=1.8, **ceiling_look(plot))
 
 
 # ---- Axes.

@@ -74,6 +74,10 @@ def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_al
     report.write(scaled, tmp_path, ["plots"])
     assert seen["ideal"] == pytest.approx([1, 2])  # thousand images a second
     assert seen["scale"] == "linear"
+    without = tuple(m for m in scaled.measurements if (m.case.variant, m.case.world) != ("replicas", 2))
+    seen.clear()
+    report.write(replace(scaled, measurements=without), tmp_path, ["plots"])
+    assert seen["ideal"] == pytest.approx([1, 2]), "the line begins at one device, though no case ran on one and on two"
     heads = {column.head for table in tables(build.page(scaled).blocks) for column in table.columns}
     assert {"efficiency", "efficiency low", "efficiency high"} <= heads
 

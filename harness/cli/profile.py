@@ -293,7 +293,7 @@ def _profile(
         keep=lambda attachments: store.attach(folder, attachments),
     )
     _tell(folder, found.attachments, plugins)
-    for problem in found.problems:
+    for problem in (*found.problems, *found.remarks):
         typer.echo(f"warning: {tool}: {problem}", err=True)
     if failed:
         typer.echo(f"{len(failed)} of {len(jobs)} cases failed under {tool}", err=True)

@@ -34,11 +34,15 @@ Told = Callable[[CaseRan, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What a tool found, how each case ended under it, and what went wrong with the tool itself."""
+    """What a tool found, how each case ended under it, and what went wrong with the tool itself.
+
+    remarks: what went wrong once everything had been recorded, so that nothing is missing.
+    """
 
     attachments: tuple[Attachment, ...] = ()
     cases: tuple[CaseRan, ...] = ()
     problems: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,25 @@ def _profile(
         keep(attachments)
         # A case that ended the process says itself what happened.
         told_of = outputs[ran[-1].status in ("crashed", "timeout") :]
-        problems = (problem for output in told_of if (problem := output.problem(tool)))
-        found = Profiled((*found.attachments, *attachments), (*found.cases, *ran), (*found.problems, *problems))
+        problems = [problem for output in told_of if (problem := output.problem(tool))]
+        remarks: list[str] = []
+        if problems and outputs[-1].code < 0 and _is_whole(part, ran, attachments):
+            problems, remarks = [], [f"its process died after the last case, and nothing is missing: {problems[-1]}"]
+        found = Profiled(
+            (*found.attachments, *attachments),
+            (*found.cases, *ran),
+            (*found.problems, *problems),
+            (*found.remarks, *remarks),
+        )
         todo = todo[len(ran) :]
     return found
+
+
+def _is_whole(part: Part, ran: Sequence[CaseRan], attachments: Sequence[Attachment]) -> bool:
+    """Whether all cases ended well and were recorded by their own process, which has nothing left to write then."""
+    recorded = {attachment.case for attachment in attachments}
+    by_itself = bool(part.request.traces or part.request.tool)
+    return by_itself and all(case.status == "ok" and case.case in recorded for case in ran)
 
 
 def of_one_world(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -31,6 +31,9 @@ def main(file: Path) -> None:
             answers.flush()
             if status == "crashed":
                 sys.exit(1)
+            if variant == "abort_later":
+                print("double free", flush=True)
+                os.abort()
 
 
 main(Path(sys.argv[1]))

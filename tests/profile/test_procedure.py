@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Case, Job, Timing
-from harness.profile import CALLS, _procedure
+from harness.profile import CALLS, _procedure, tools
 from harness.profile._procedure import profile
 from harness.profile._request import CaseRan
 from tests.profile.light import TARGET
@@ -101,6 +101,25 @@ def test_what_was_found_is_kept_as_it_comes(tmp_path: Path, monkeypatch: pytest.
         profile("ncu", jobs("fine", "abort", "fine"), device="cpu", plugins=[PLUGIN], folder=tmp_path,
                 told=lambda *_: None, keep=kept.extend)  # fmt: skip
     assert [attachment.case for attachment in kept] == ["fault/fine/float32/N64"]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_process_that_dies_after_its_last_case_costs_nothing_if_all_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    """As where a library frees memory twice when the process ends. The message has the last words."""
+    tool = tools()["torch"]
+    monkeypatch.setattr(tool, "refuse", lambda: None)
+    monkeypatch.setattr(
+        tool, "read", lambda _base, cases, _calls: [Attachment(case, "torch", (), ()) for case in cases if is_recorded]
+    )
+    found = profile("torch", jobs("fine", "abort_later"), device="cpu", plugins=[PLUGIN], folder=tmp_path,
+                    told=lambda *_: None)  # fmt: skip
+    assert [ran.status for ran in found.cases] == ["ok", "ok"]
+    (said,) = found.remarks if is_recorded else found.problems
+    assert "double free" in said
+    assert said.startswith("its process died after the last case, and nothing is missing: ") == is_recorded
+    assert not (found.problems if is_recorded else found.remarks)
 
 
 def test_a_tool_that_may_not_count_ends_with_what_to_do(

@@ -66,7 +66,11 @@ def steps(world: int, chosen: Sequence[tuple[str, str, tuple[tuple[str, str | in
 def cases(world: int) -> list[Case]:
     sizes = [*((op, 4096) for op in COLLECTIVES), ("all_to_all", odd(world)), ("all_reduce", 2), ("all_to_all", world)]
     halves = [collective(op, world, dtype="float16") for op in ("all_reduce", "all_gather") if world == 2]
-    return [*(collective(op, world, n) for op, n in sizes), *halves, *steps(world)]
+    beside = [
+        Case("gemm_all_reduce", way, "bfloat16", (("M", 24), ("N", 4096)), world=world, device="cpu")
+        for way in ("in_turn", "beside")
+    ]
+    return [*(collective(op, world, n) for op, n in sizes), *halves, *beside, *steps(world)]
 
 
 TIMED = (

@@ -17,7 +17,7 @@ WORLDS = (1, 2, 4, 8)
 KEY = re.compile(r"^world: .*$", re.MULTILINE)
 FILES = [file for file in sorted(SCENARIOS.glob("*.yaml")) if KEY.search(file.read_text(encoding="utf-8"))]
 CATALOGUE = Catalogue()
-NEED_OTHERS = ("nccl", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
+NEED_OTHERS = ("nccl", "in_turn", "beside", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
 ALONE = "one device has nobody to communicate with: give world: 2 or more"
 
 
@@ -33,6 +33,7 @@ def planned(file: Path, device: str, folder: Path) -> Plan:
 def test_the_files_are_those_of_several_devices() -> None:
     assert [file.stem for file in FILES] == [
         "collectives",
+        "collectives_beside",
         "scaling",
         "scaling_autotune",
         "scaling_graphs",

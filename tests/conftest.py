@@ -25,7 +25,7 @@ from harness import devices, intact
 from harness.devices.cpu import Cpu
 from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
-from tests import told
+from tests import told, workers
 
 PLUGINS = tuple(
     Path(__file__).parent / "plugins" / f"{name}.py" for name in ("cuda_faults", "faults", "ranks", "small")
@@ -77,16 +77,8 @@ sys.dont_write_bytecode = False
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
-# Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
-# a thread that waits for other threads takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
-    os.environ["OMP_NUM_THREADS"] = str(_threads)
-    if "torch" in sys.modules:  # in a worker that the server has forked
-        sys.modules["torch"].set_num_threads(_threads)
-        # Each torch.manual_seed() would read the sources of all functions that call it, for a GPU that no test uses.
-        for _of in (sys.modules["torch"].cuda, sys.modules["torch"].xpu):
-            _of.manual_seed_all = lambda seed: None
+    workers.make_ready()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -227,14 +227,12 @@ def test_the_tolerance_is_relative_and_absolute(ctx):
     assert "element 3 is 3.5, the reference 2.0 within 1.25" in said(0, 0, 2, 3.5)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("dtype", "relative", "absolute"),
     [("float64", 1e-12, 0), ("float32", 1e-6, 1e-7), ("float16", 1e-3, 1e-6), ("bfloat16", 8e-3, 1e-6), ("int8", 0, 0)],
 )
-@pytest.mark.parametrize("want", [0.0, -1e-4, 1e3])
-@pytest.mark.parametrize(
-    ("role", "most"), [("ours", 1), ("published", 1), ("control", 1), ("baseline", 8), ("peer", 8)]
-)
+@one_test("want", [0.0, -1e-4, 1e3])
+@one_test(("role", "most"), [("ours", 1), ("published", 1), ("control", 1), ("baseline", 8), ("peer", 8)])
 def test_what_is_allowed_unless_an_op_says_otherwise(ctx, dtype, relative, absolute, want, role, most):
     """To a few percent: `most` times the tolerance of the case's dtype, also where outputs have another dtype."""
     ctx.case = replace(ctx.case, dtype=dtype)

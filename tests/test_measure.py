@@ -52,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 class FakeDevice(Cpu):
     """A processor on which each sample takes what the test says. not_captured: why it has no graphs."""
 
-    cache_bytes = MIB
+    cache_bytes = MIB // 8  # few sets of buffers are enough
 
     def __init__(
         self,
@@ -230,11 +230,11 @@ def test_precision_decides_what_is_noisy():
 def test_sets_outgrow_the_cache_four_times():
     device = FakeDevice([1e-6])
     result = run(device, n=1000)
-    assert result.sets == device.calls == -(-4 * MIB // 8000)
+    assert result.sets == device.calls == -(-4 * FakeDevice.cache_bytes // 8000)
 
 
 def test_large_cases_still_rotate_over_a_few_sets():
-    assert run(FakeDevice([1e-6]), n=MIB // 4).sets == 4
+    assert run(FakeDevice([1e-6]), n=MIB // 32).sets == 4
 
 
 def test_a_hot_cache_keeps_one_set():
@@ -274,8 +274,8 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     sheet = op()
     sheet.variants.clear()
     sheet.variant("ours", "takes its time", devices=("cpu",))(prepare)
-    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 4, max_time=0.03).call_samples) == 1  # of four calls
-    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 4, max_time=0.1).call_samples) == 2
+    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 32, max_time=0.03).call_samples) == 1  # of four calls
+    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 32, max_time=0.1).call_samples) == 2
     assert len(run(FakeDevice([1e-6]), max_time=60).call_samples) == 5
 
 

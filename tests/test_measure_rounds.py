@@ -233,7 +233,7 @@ def looped(monkeypatch: pytest.MonkeyPatch, clock: FakeTime, device: Behind, **t
     sheet = op()
     sheet.variants.clear()
     sheet.variant("ours", "doubles while the host goes on", devices=("cpu",))(prepare)
-    return run(device, sheet, n=MIB // 4, **timing)
+    return run(device, sheet, n=MIB // 32, **timing)
 
 
 @pytest.mark.parametrize(("seconds", "each"), [rare(1e-3, 1.1e-3), rare(1.2e-3, 1.3e-3), (0.3e-3, 0.4e-3)])

@@ -1,10 +1,11 @@
-"""Limits of a machine that are made up, so that no test waits until they are measured."""
+"""A machine whose limits and cache are made up: no test waits for limits, and few sets of buffers are enough."""
 
 from __future__ import annotations
 
 import pytest
 
 from harness.api import timing
+from harness.devices.cpu import Cpu
 from harness.model import Limits, StreamPoint
 
 
@@ -14,4 +15,5 @@ def slow_machine(short_timing: None, monkeypatch: pytest.MonkeyPatch) -> Limits:
     points = tuple(StreamPoint(size, size, 2 * size / 1e6, "memcpy", is_copy=True) for size in (2**10, 2**20))
     made = Limits(points)
     monkeypatch.setattr(timing, "machine_limits", lambda _: made)
+    monkeypatch.setattr(Cpu, "cache_bytes", 2**16)
     return made

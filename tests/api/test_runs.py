@@ -60,7 +60,7 @@ def test_names_are_functions_and_no_modules() -> None:
 
 
 def test_a_stored_run_is_a_frame_with_units() -> None:
-    run = hb.load(ROOT / "reports" / "h200" / "copy")
+    run = hb.load(ROOT / "reports" / "h200" / "bank_conflicts")
     frame = run.frame()
     assert len(frame) == len(run.run.results)
     assert frame.attrs["units"]["time"] == "s"
@@ -73,7 +73,7 @@ def test_a_stored_run_is_a_frame_with_units() -> None:
 
 
 def test_a_run_is_a_table_and_plots() -> None:
-    html = hb.load(ROOT / "reports" / "h200" / "copy")._repr_html_()
+    html = hb.load(ROOT / "reports" / "h200" / "bank_conflicts")._repr_html_()
     assert "<table>" in html
     assert html.count("<svg") >= 1
 

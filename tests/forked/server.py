@@ -45,6 +45,7 @@ LOADED = (
     "matplotlib.figure",
     "matplotlib.backends.backend_svg",
     "hypothesis",
+    "scipy.stats",
 )
 MOST_FILES = 253
 """What one message of a client may carry."""

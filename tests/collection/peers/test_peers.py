@@ -192,10 +192,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
+OPS = Catalogue()
+
+
 def variants_of(file: str) -> list[str]:
     """'op/variant' of each op that has the library."""
     name = NAMES.get(file, file)
-    return [f"{op.name}/{name}" for op in Catalogue().values() if name in op.variants]
+    return [f"{op.name}/{name}" for op in OPS.values() if name in op.variants]
 
 
 CALLED = [each for file in FILES if file != "triton" for each in variants_of(file)]
@@ -203,7 +206,7 @@ CALLED = [each for file in FILES if file != "triton" for each in variants_of(fil
 
 def case_of(which: str, dtype: str = "float16", columns: int = 64) -> Case:
     op, variant = which.split("/")
-    rows, row = Catalogue()[op].symbols
+    rows, row = OPS[op].symbols
     choices = (("layout", "separate"),) if op == "swiglu" else ()
     return Case(op, variant, dtype, ((rows, 9), (row, columns)), choices)
 
@@ -213,7 +216,7 @@ def case_of(which: str, dtype: str = "float16", columns: int = 64) -> Case:
 @pytest.mark.parametrize("which", CALLED)
 def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str, dtype: str) -> None:
     case = case_of(which, dtype)
-    op = Catalogue()[case.op]
+    op = OPS[case.op]
     variant = op.variants[case.variant]
     with cuda.assuming(KNOWN["sm_90"]):
         if variant.unsupported and (reason := variant.unsupported(case)):
@@ -231,7 +234,7 @@ def test_every_file_has_variants_and_is_imported() -> None:
     for file in FILES:
         assert variants_of(file), file
         for which in variants_of(file):
-            variant = Catalogue()[which.split("/")[0]].variants[which.split("/")[1]]
+            variant = OPS[which.split("/")[0]].variants[which.split("/")[1]]
             assert variant.role == "peer"
             assert variant.devices == ("cuda",)
 
@@ -247,7 +250,7 @@ def test_one_that_is_not_installed_says_how_to_install_it(file: str, monkeypatch
 
 
 def _variant(op: str, name: str) -> Any:
-    return Catalogue()[op].variants[name]
+    return OPS[op].variants[name]
 
 
 @pytest.mark.usefixtures("installed")

@@ -310,8 +310,8 @@ def test_the_threshold_is_the_nearest_to_the_share_that_is_kept(p, bits, thresho
     assert keep.scale == (2**bits / threshold if threshold else 0)
 
 
-@pytest.mark.parametrize("bits", [NARROW, WIDE])
-@pytest.mark.parametrize("p", [*PROBABILITIES, 0.9, 0.99])
+@one_test("bits", [NARROW, WIDE])
+@one_test("p", [*PROBABILITIES, 0.9, 0.99])
 def test_a_rounded_probability_passes_the_check(played, dtype, p, bits):
     assert played(p, bits, dtype=dtype) is None
 

@@ -269,7 +269,7 @@ def test_kernels_of_tiles_do_not_spill(compiled, dtype, channels, index):
 # ---- Torch's code and the check.
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if math.prod(shape[:4]) < 60_000], ids=str)
+@one_test("shape", [shape for shape in SHAPES if math.prod(shape[:4]) < 60_000], ids=str)
 def test_eager_is_right_on_the_cpu(trial, shape, dtype):
     assert trial(OP.name, "eager", dtype, **sizes_of(shape)).complaint_after_call() is None
 

@@ -1,0 +1,40 @@
+"""What workers of pytest-xdist do once, that code under test would do anew for each test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+
+def make_ready() -> None:
+    """Share the processors with the other workers, and keep what only costs time to make again."""
+    import typer.main
+    import typer.testing
+
+    from harness.discover import is_foreign
+    from harness.ops import catalogue
+
+    # Tests invoke few commands hundreds of times.
+    made = cache(typer.main.get_command)
+    vars(typer.main)["get_command"] = vars(typer.testing)["_get_command"] = made
+    # Nor do the files of our ops change, which each catalogue would look for and import.
+    found = catalogue._modules_of
+    kept = cache(found)
+
+    def modules_of(entry: EntryPoint) -> Sequence[ModuleType]:
+        return (found if is_foreign(entry) else kept)(entry)
+
+    catalogue._modules_of = modules_of
+    # Torch takes its number of threads when it is imported, which is later. Processes side by side share the
+    # processors: a thread that waits for other threads takes a processor from another test.
+    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if torch := sys.modules.get("torch"):  # in a worker that the server has forked
+        torch.set_num_threads(threads)
+        # Each torch.manual_seed() would read the sources of all functions that call it, for devices that no test uses.
+        for of in (torch.cuda, torch.mtia, torch.xpu):
+            of.manual_seed_all = lambda seed: None

@@ -308,8 +308,10 @@ def _shared(top: Path, names: SideNames, probed: Mapping[Side, Probed], scenario
     # What has come, gone or changed since where the base looked is the working tree's doing. The base finds that, too.
     left = {path for path in elsewhere(before.there) if _at(path) != before.there[path]}
     left |= {file for file in elsewhere(before.files) if digest(file) not in ("", before.files[file])}
+    # It may have been as it is now from the start: the process of the gate loads the working tree's ops, too.
     for one, other in ((before, now), (now, before)):
-        left |= {file for file in elsewhere(one.written) if file.parent / EVERYTHING in other.asked}
+        looked = other.files.keys() | (other.asked - other.written)
+        left |= {file for file in elsewhere(one.written) if not looked.isdisjoint({file, file.parent / EVERYTHING})}
     inside = {file for file in used if names.of(file) is None and file.is_relative_to(top)}
     yield from (str(file.relative_to(top)) for file in inside - scenarios)
     yield from map(str, elsewhere((used & used_now) | made | left) - scenarios)

@@ -68,6 +68,22 @@ def test_what_one_side_removes_where_the_other_one_looks_is_shared(
     assert comparison(base, probed()).shared == (str(read), str(seen))
 
 
+@pytest.mark.parametrize("writes", ["base", "now"])
+def test_a_file_that_one_side_writes_is_shared_where_the_other_one_only_looks(
+    places: Places, comparison: Callable[..., UsedCode], writes: str
+) -> None:
+    """The file was there from the start, since the gate's process loads the ops of the working tree."""
+    file = places.file("elsewhere/plan")
+    wrote, other = probed(written=frozenset({file})), "now" if writes == "base" else "base"
+    for looked, shared in (
+        (probed(asked=(file,), there={file: "1"}), (str(file),)),
+        (probed(file), (str(file),)),
+        (probed(asked=(file,), there={file: "1"}, written=frozenset({file})), ()),  # as a lock, which both take
+    ):
+        sides = {writes: wrote, other: looked}
+        assert comparison(sides["base"], sides["now"]).shared == shared
+
+
 @pytest.mark.parametrize(("writes", "lists"), [("base", "now"), ("now", "base")])
 def test_a_file_that_one_side_writes_where_the_other_one_lists_names_is_shared(
     places: Places, comparison: Callable[..., UsedCode], writes: str, lists: str

@@ -274,7 +274,7 @@ def judged(measurement: Measurement, limits: Limits) -> Measurement:
     found = f"{units.percent(share)} of the ceiling, which is more than the machine can do"
     causes = (
         "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work; or other "
-        "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew"
+        "work slowed the machine down while its limits were measured: harness run --fresh-ceilings measures them anew"
     )
     if share > metrics.IMPOSSIBLE and not devices.kinds()[measurement.case.device].on_host:
         took = units.seconds(measurement.time or 0.0)

@@ -21,11 +21,11 @@ def clean(worktrees: Path) -> None:
     """
     prune()
     for lock in worktrees.glob("*/*.lock"):
-        folder = lock.with_suffix("")
-        left = [place for place in (folder, made(folder)) if place.exists()]
+        slot = lock.with_suffix("")
         with suppress(OSError):
-            if left and is_free(lock):
-                remove(Path(lock.read_text(encoding="utf-8") or "/"), folder)
+            if slot.exists() and is_free(lock):
+                for place in (*slot.iterdir(), slot):
+                    remove(Path(lock.read_text(encoding="utf-8") or "/"), place)
 
 
 def made(folder: Path) -> Path:
@@ -40,3 +40,5 @@ def remove(top: Path, folder: Path) -> None:
     # Not `prune`, which also drops worktrees whose folders can't be reached for a while. Fails if there was none.
     with suppress(UsageError):
         git(top, "worktree", "remove", "--force", str(folder))
+    with suppress(OSError):
+        folder.parent.rmdir()  # of the commit's folder, where nothing else lies

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from harness import paths
@@ -44,8 +45,9 @@ class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
     asked: paths that they asked about, such as whether there is a file; FOLDER/* if they asked which files there are.
-    absent: what of that wasn't there when they had ended. written: files outside of the trees that they only wrote, as
-    far as Python wrote them. during: when the first case began and the last one ended, in seconds since 1970.
+    there: what was at each of these paths, and at the paths of files, when they had ended, as `_at` says it. written:
+    files outside of the trees that they only wrote, as far as Python wrote them. during: when the first case began and
+    the last one ended, in seconds since 1970.
     fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
     and version. variables: as in `Surveyed`.
     """
@@ -58,7 +60,7 @@ class Probed:
     right: frozenset[str]
     software: Mapping[str, str]
     variables: tuple[tuple[str, str | None], ...] = ()
-    absent: frozenset[Path] = frozenset()
+    there: Mapping[Path, str] = field(default_factory=dict)
     written: frozenset[Path] = frozenset()
     during: tuple[float, float] = (0.0, 0.0)
 
@@ -91,7 +93,6 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
     roots = {python.own_root(), root or python.own_root()}
     own = [top / "harness" for top in roots]
     seen = frozenset(file for file in opened.so_far() if file.name != ".git" and not any(map(file.is_relative_to, own)))
-    absent = frozenset(path for path in asked if not os.path.lexists(path))
     return Probed(
         files,
         frozenset(asked),
@@ -101,7 +102,7 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened, root: Path | No
         right,
         installed,
         variables,
-        absent=absent,
+        there={path: _at(path) for path in asked | files.keys()},
         written=frozenset(written),
         during=(began, time.time()),
     )
@@ -157,7 +158,7 @@ def compared(
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
         complete=all(side.complete for side in probed.values()) and not silent,
         unmatched=tuple(
-            map(shown, _unmatched(top, folders["base"], probed["now"], found["base"].keys() - found["now"].keys()))
+            map(shown, _unmatched(top, folders["base"], probed, found["base"].keys() - found["now"].keys()))
         ),
         outside=tuple(sorted(map(shown, _outside(top, codes, probed)))),
         filtered=tuple(sorted(map(shown, _other_contents(found) & listed - differing))),
@@ -193,22 +194,36 @@ def edited(code: Checkout, used: UsedCode) -> tuple[str, ...]:
     return tuple(name for name, content in ours if digest(known[name]) != content)
 
 
-def _unmatched(top: Path, base: Path, now: Probed, base_alone: Iterable[str]) -> list[str]:
-    """Files of the working tree that its processes used, that git ignores, and that aren't there for the base.
+def _unmatched(top: Path, base: Path, probed: Mapping[Side, Probed], base_alone: Iterable[str]) -> list[str]:
+    """What git ignores in the working tree and the base lacks: files that its processes used, paths that a side asked.
 
     base_alone: what only the base used. What it made for itself in the same place, or by the same name, takes the place
     of such a file, as in a cache with a digest of the source in its paths.
     """
+    now = probed["now"]
     built = {file for file in now.opened if not BUILT.isdisjoint(file.suffixes)}
     inside = {file.relative_to(top) for file in {*now.files} | built if file.is_relative_to(top)}
-    absent = {path for path in inside if not (base / path).exists() and not _OF_INSTALLATIONS.search(str(path.parent))}
+    inside |= {*_asked_about(top, {"base": base, "now": top}, probed)}
+    absent = {path for path in inside if not (base / path).exists() and not _OF_INSTALLATIONS.search(f"{path}/")}
     if not absent:
         return []
     known = {*submodules.listed(top), *submodules.listed(base)}
+    around = {str(folder) for name in known for folder in PurePath(name).parents}
     made = [PurePath(name) for name in base_alone if name not in known]
     alike = {(path.suffix, place) for path in made for place in (path.parent, path.name)}
     alone = (path for path in absent if alike.isdisjoint({(path.suffix, path.parent), (path.suffix, path.name)}))
-    return sorted(name for path in alone if (name := str(path)) not in known)
+    return sorted(name for path in alone if (name := str(path)) not in known | around)
+
+
+def _asked_about(top: Path, folders: Mapping[Side, Path], probed: Mapping[Side, Probed]) -> Iterator[Path]:
+    """What lay in the working tree before its processes ran, and a side asked about, from the top on."""
+    of_others = (paths.cache().resolve(), Path(sys.prefix), Path(sys.base_prefix))
+    asked = ((path, folder) for side, folder in folders.items() for path in probed[side].asked)
+    for name in {path.relative_to(folder) for path, folder in asked if path.is_relative_to(folder)}:
+        path = top / name
+        theirs = any(map(path.is_relative_to, of_others)) or ".git" in name.parts
+        if path.exists() and not theirs and not _is_changed(path, probed["now"].during):
+            yield name
 
 
 def _older(top: Path, ignored: Iterable[str], unopened: Iterable[str]) -> Iterator[str]:
@@ -290,12 +305,25 @@ def _shared(top: Path, names: SideNames, probed: Mapping[Side, Probed], scenario
     # What the base only asked about wasn't there yet, so the base made it, and the working tree found it.
     made = (before.asked | before.written) & used_now
     made |= {file for file in elsewhere(now.files) if _is_changed(file, before.during)}
-    # What has come or changed since where the base looked is the working tree's. From now on the base finds it, too.
-    left = {file for file in before.absent if file.is_file()}
+    # What has come, gone or changed since where the base looked is the working tree's doing. The base finds that, too.
+    left = {path for path in elsewhere(before.there) if _at(path) != before.there[path]}
     left |= {file for file in elsewhere(before.files) if digest(file) not in ("", before.files[file])}
+    # It may have been as it is now from the start: the process of the gate loads the working tree's ops, too.
+    for one, other in ((before, now), (now, before)):
+        looked = other.files.keys() | (other.asked - other.written)
+        left |= {file for file in elsewhere(one.written) if not looked.isdisjoint({file, file.parent / EVERYTHING})}
     inside = {file for file in used if names.of(file) is None and file.is_relative_to(top)}
     yield from (str(file.relative_to(top)) for file in inside - scenarios)
     yield from map(str, elsewhere((used & used_now) | made | left) - scenarios)
+
+
+def _at(path: Path) -> str:
+    """What one learns of a path without opening it: nothing is there, or a folder, or a file of some size."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return "folder" if stat.S_ISDIR(found.st_mode) else str(found.st_size)
 
 
 def _is_changed(file: Path, during: tuple[float, float]) -> bool:

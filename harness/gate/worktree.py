@@ -181,11 +181,13 @@ class Repository:
     def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
         """A revision checked out in a worktree of its own, with its submodules, which is removed in the end.
 
-        The worktree lies in the same folder each time, since compiled kernels are kept by their path too. Raises
-        UsageError for an unknown revision and one without a harness, MachineError if the folder can't be written.
+        Each commit has its own folder, or it would find what code of another one has kept by its path. The harness
+        itself keeps kernels by path and content, so its own revisions lie in one folder. Raises UsageError for an
+        unknown revision and one without a harness, MachineError if the folder can't be written.
         """
         commit = self.commit(rev)
-        with _slot(self.top, side) as folder:
+        with _slot(self.top, side) as slot:
+            folder = slot / (commit[:_SHORT] if self.package is None else "code")
             home = left_behind.made(folder)
             try:
                 left_behind.remove(self.top, folder)  # left by a gate that was killed a moment ago

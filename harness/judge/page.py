@@ -10,6 +10,7 @@ from html import escape
 from harness import units
 from harness.foreign import printable
 from harness.judge.records import Calls, Judgement, Timed
+from harness.metrics import ABOVE_CEILING
 
 SCHEMA = 1
 FORMATS = ("md", "json")
@@ -76,8 +77,7 @@ def _timed(timed: Timed) -> Iterator[str]:
     else:
         bounds = f" [{units.seconds(timed.low)}, {units.seconds(timed.high)}]" if timed.low and timed.high else ""
         yield f"time: {units.seconds(timed.time)}{bounds}"
-        share = "not known" if timed.of_ceiling is None else units.percent(timed.of_ceiling)
-        yield f"of the ceiling: {share} (inputs and outputs, each moved once, on this machine)"
+        yield f"of the ceiling: {_share(timed.of_ceiling)} (inputs and outputs, each moved once, on this machine)"
     for name, seconds in timed.baselines.items():
         over = f", {seconds / timed.time:.2f}x" if timed.time else ""
         yield f"torch, {name}: {units.seconds(seconds)}{over}{' (the fastest)' if name == timed.best else ''}"
@@ -87,6 +87,14 @@ def _timed(timed: Timed) -> Iterator[str]:
         yield f"why not faster: {timed.reason}"
     for warning in timed.warnings:
         yield f"warning: {warning}"
+
+
+def _share(of_ceiling: float | None) -> str:
+    if of_ceiling is None:
+        return "not known"
+    if of_ceiling > ABOVE_CEILING:
+        return "no share, since it is faster than the ceiling, which is wrong here: see the warning"
+    return units.percent(of_ceiling)
 
 
 def _calls(calls: Calls) -> str:

@@ -169,7 +169,7 @@ def _timed(run: Run, group: Sequence[Result]) -> Timed:
         high=bounds[1] if bounds else None,
         of_ceiling=metrics.METRICS["of_ceiling"].value(subject),
         reason=_reason(run, own.case.id),
-        warnings=tuple(f"{warning.code}: {warning.message}" for warning in own.warnings),
+        warnings=tuple("; ".join(filter(None, (f"{w.code}: {w.message}", w.advice))) for w in own.warnings),
     )
     if not baselines:
         return found
@@ -212,10 +212,12 @@ def _line(timed: Sequence[Timed], speedup: float | None, low: float | None, high
     shares = [one.of_ceiling for one in timed if one.of_ceiling is not None]
     if len(shares) < len(timed):
         parts.append("no ceiling is known")
+    elif above := sum(share > metrics.ABOVE_CEILING for share in shares):
+        where = f" in {above} of {len(timed)} cases" if len(timed) > 1 else ""
+        parts.append(f"faster than the ceiling{where}, so the ceiling is wrong there (see below)")
     else:
         ends = dict.fromkeys(units.percent(share, 0) for share in (min(shares), max(shares)))
-        more = " (more than this machine can do: see below)" if max(shares) > metrics.ABOVE_CEILING else ""
-        parts.append(f"{' to '.join(ends)} of the ceiling{more}")
+        parts.append(f"{' to '.join(ends)} of the ceiling")
     return ", ".join(parts)
 
 

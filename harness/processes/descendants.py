@@ -61,3 +61,11 @@ def end(process: int) -> None:
         for one in new:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(one, signal.SIGKILL)
+
+
+def end_left(found: set[int]) -> None:
+    """Kill those of some processes that live below this process now, and all below them."""
+    for one in found and found & below(os.getpid()):
+        end(one)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(one, signal.SIGKILL)

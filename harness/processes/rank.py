@@ -92,6 +92,7 @@ class Rank:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._mark = 0
         self._is_killed = False
+        self._below = set[int]()
         replies, sink = os.pipe()
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
@@ -152,6 +153,7 @@ class Rank:
     def close_input(self) -> None:
         """Ask no more; a process that waits for a question then ends."""
         assert self._process.stdin
+        self._below |= descendants.below(self._process.pid)
         self._process.stdin.close()
 
     def interrupt(self) -> None:
@@ -168,6 +170,8 @@ class Rank:
         """Have the process and all that is below it end, without waiting for it."""
         if self.status is None and not self._is_killed:
             descendants.end(self._process.pid)
+        # What it leaves behind, such as a server with a session of its own, would slow down what is measured next.
+        descendants.end_left(self._below)
         self._is_killed = True
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -72,13 +72,12 @@ class UsedFiles:
     def __init__(self, trees: Sequence[Path]) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
         self._trees = [str(tree.resolve()) for tree in trees]
-        self._opened: set[str] = set()
-        self._tried: set[str] = set()
+        self._opened, self._tried = set[str](), set[str]()
         self._written: set[str] = set()
         self._starts = False
         self._libraries: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
-        self._asked: set[str] = set()
+        self._asked, self._listed = set[str](), set[str]()
         self._listens = True
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
@@ -110,6 +109,7 @@ class UsedFiles:
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
         about = self._asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        listed = {f"{_real(folder)}/{EVERYTHING}" for folder in self._listed}  # by code of the trees
         # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
         linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
         told = {
@@ -117,7 +117,7 @@ class UsedFiles:
             for path in {*map(source_of, about), *linked}
             if self._tree(path)
             or any(_is_below(path, folder) for folder in near)
-            or not (path.endswith("/*") or self._is_left_out(path, left_out))
+            or not ((path.endswith("/*") and path not in listed) or self._is_left_out(path, left_out))
         }
         asks = (
             self._starts
@@ -198,14 +198,14 @@ class UsedFiles:
         if event == "ctypes.dlopen" and self._is_called_by_a_side(imports=False):
             self._libraries.add(os.fsdecode(arguments[0] or ""))
         if event in _LISTS:
-            if _is_code_of_a_side() and (folder := _folder(arguments[0])):
+            if (lister := _lister()) is not None and (folder := _folder(arguments[0])):
                 self._asked.add(f"{folder}/{EVERYTHING}")
+                self._listed |= {folder} if self._tree(lister) else set()
             return
         if event in _NAMES_GIVEN:
             self._written.add(_full(os.fspath(arguments[1])))
             return
-        named = _OPENS.get(event)
-        if named is None or not isinstance(arguments[named], (str, bytes)):
+        if (named := _OPENS.get(event)) is None or not isinstance(arguments[named], (str, bytes)):
             return
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
             self._written.add(_full(arguments[0]))  # what a process writes is no code of it
@@ -342,17 +342,17 @@ def _here() -> Path:
         return Path("/")
 
 
-def _is_code_of_a_side() -> bool:
-    """Whether the code that lists a folder now is of a side, and not the search for modules, nor the harness's own."""
+def _lister() -> str | None:
+    """The file of the code that lists a folder now; None for the search for modules, and for the harness's own."""
     frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
     while frame:
         file = frame.f_code.co_filename
         if any(word in file for word in _OF_IMPORTS):
-            return False
+            return None
         if not file.startswith("<frozen ") and not _standard(file):
-            return not _is_of_instrument(file)
+            return None if _is_of_instrument(file) else file
         frame = frame.f_back
-    return True
+    return ""
 
 
 def _is_of_instrument(file: str) -> bool:

@@ -1,13 +1,18 @@
-"""Evidence with round numbers."""
+"""Evidence with round numbers, and what two sides used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.gate.records import CaseEvidence, Decision, Margin, Outcome, Pair, change
+from harness.gate import submodules
+from harness.gate.records import CaseEvidence, Decision, Margin, Outcome, Pair, UsedCode, change
+from harness.gate.used_code import Probed, compared
 from harness.model import Case, Measurement, Traffic, Work
+from tests.gate.used_places import Places
 
 N = 2**20
 
@@ -51,5 +56,33 @@ def evidence(case: Callable[..., Case], measured: Callable[..., Measurement]) ->
             "decision": decision,
         }
         return CaseEvidence(**{**known, **fields})
+
+    return make
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path)
+
+
+@pytest.fixture
+def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[..., UsedCode]:
+    """The files that both sides used. changed: names of files that differ; ignored: names of files that git ignores."""
+
+    def make(
+        base: Probed,
+        now: Probed,
+        changed: tuple[str, ...] = (),
+        scenarios: set[Path] | None = None,
+        ignored: tuple[str, ...] = (),
+        repository: Any = None,
+    ) -> UsedCode:
+        def listed(top: Path) -> list[str]:
+            return [n for file in top.rglob("*") if file.is_file() and (n := str(file.relative_to(top))) not in ignored]
+
+        monkeypatch.setattr(submodules, "listed", listed)
+        monkeypatch.setattr(submodules, "changed", lambda top, revision: {"b" * 40: changed}[revision])
+        monkeypatch.setattr(submodules, "at", lambda top, revision: {"sub": "c" * 40})
+        return compared(repository or places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
 
     return make

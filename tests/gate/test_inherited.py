@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +25,7 @@ from harness.gate.worktree import Checkout
 from harness.processes import child, messages
 from harness.processes.surroundings import Surroundings
 
+_SET_THP_DISABLE, _GET_THP_DISABLE = 41, 42  # of Linux's prctl
 CODE = Revision("main", "0" * 40, False, "d" * 64)
 
 
@@ -75,6 +78,36 @@ def test_what_can_not_be_undone_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         priority[0] = 19
     assert asked == [(os.PRIO_PROCESS, 0, 0)]
     assert "variant" in caught.value.advice
+
+
+def test_limits_huge_pages_and_scheduling_are_undone() -> None:
+    """What the processes of both sides would have, though one side's ops alone set it."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pages, policy = _huge_pages_are_off(), os.sched_getscheduler(0)
+    with inherited.kept():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 1, most))
+        ctypes.CDLL(None).prctl(_SET_THP_DISABLE, 1 - pages, 0, 0, 0)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, most)
+    assert (_huge_pages_are_off(), os.sched_getscheduler(0)) == (pages, policy)
+
+
+def _huge_pages_are_off() -> int:
+    found: int = ctypes.CDLL(None).prctl(_GET_THP_DISABLE, 0, 0, 0, 0)
+    return found
+
+
+def test_a_hard_limit_that_ops_lower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root may raise it again."""
+    limits = {resource.RLIMIT_CORE: (8, 8)}
+
+    def refused(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda number: limits.get(number, (1, 1)))
+    monkeypatch.setattr(resource, "setrlimit", refused)
+    with pytest.raises(UsageError, match="the ops set the limits of resources of the process"), inherited.kept():
+        limits[resource.RLIMIT_CORE] = (0, 0)
 
 
 @pytest.mark.parametrize("use", ["gate", "ci"])

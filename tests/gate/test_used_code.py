@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
@@ -16,76 +16,14 @@ from typing import Any
 import pytest
 
 from harness.gate import software, submodules, used_code
-from harness.gate.records import Revision, Side, UsedCode
+from harness.gate.records import Side, UsedCode
 from harness.gate.used_code import Probed, compared, probe
-from harness.gate.worktree import Checkout
 from harness.model import Case, Job
 from harness.processes import hatchery, python, start
 from harness.processes.messages import Surveyed
-from harness.processes.used import WRITTEN, digest
-from tests.gate.foreign import write
+from harness.processes.used import WRITTEN
+from tests.gate.used_places import Places, X, probed
 from tests.one_test import one_test
-
-CODE = Revision("main", "b" * 40, False, "d" * 64)
-
-
-@dataclass
-class Places:
-    """The folders of two sides, in `top`. now lies in the repository."""
-
-    top: Path
-
-    def __post_init__(self) -> None:
-        made = {side: self.top / f"made-{side}" for side in ("base", "now")}
-        self.codes: dict[Side, Checkout] = {
-            "base": Checkout(CODE, None, (), self.top / "tree", made["base"]),
-            "now": Checkout(CODE, None, (), self.top / "repository", made["now"]),
-        }
-
-    @property
-    def repository(self) -> Any:
-        return SimpleNamespace(top=self.top / "repository", package=Path("pkg"))
-
-    def file(self, name: str, text: str = "x") -> Path:
-        write(self.top / name, text)
-        return self.top / name
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path)
-
-
-@pytest.fixture
-def comparison(places: Places, monkeypatch: pytest.MonkeyPatch) -> Callable[..., UsedCode]:
-    """The files that both sides used. changed: names of files that differ; ignored: names of files that git ignores."""
-
-    def make(
-        base: Probed,
-        now: Probed,
-        changed: tuple[str, ...] = (),
-        scenarios: set[Path] | None = None,
-        ignored: tuple[str, ...] = (),
-        repository: Any = None,
-    ) -> UsedCode:
-        def listed(top: Path) -> list[str]:
-            return [n for file in top.rglob("*") if file.is_file() and (n := str(file.relative_to(top))) not in ignored]
-
-        monkeypatch.setattr(submodules, "listed", listed)
-        monkeypatch.setattr(submodules, "changed", lambda top, revision: {"b" * 40: changed}[revision])
-        monkeypatch.setattr(submodules, "at", lambda top, revision: {"sub": "c" * 40})
-        return compared(repository or places.repository, places.codes, {"base": base, "now": now}, scenarios or set())
-
-    return make
-
-
-def probed(*files: Path, asked: tuple[Path, ...] = (), opened: tuple[Path, ...] = (), **fields: Any) -> Probed:
-    known = {"complete": True, "fine": True, "right": frozenset(), "software": {}}
-    used = {file: digest(file) for file in files}
-    return Probed(used, frozenset(asked), frozenset(opened), **{**known, **fields})
-
-
-X = hashlib.sha256(b"x").hexdigest()
 
 
 def test_files_have_the_names_that_both_sides_have(places: Places, comparison: Callable[..., UsedCode]) -> None:
@@ -173,33 +111,6 @@ def test_a_module_that_git_has_compiled_counts_where_its_source_is_used(
     assert (found.changed, found.unused) == (compiled[:1], compiled[1:])
 
 
-def test_what_the_base_asked_about_and_the_working_tree_found_is_shared(
-    places: Places, comparison: Callable[..., UsedCode]
-) -> None:
-    """The base's process made it, as a cache does that is kept by a name outside of both trees."""
-    kept, ours = places.file("elsewhere/kept.pt"), places.file("repository/a.py")
-    other = places.file("elsewhere/other.pt")
-    found = comparison(probed(asked=(kept, ours, other)), probed(kept, ours))
-    assert found.shared == (str(kept),)
-
-
-def test_what_one_side_writes_where_the_other_one_looks_is_shared(
-    places: Places, comparison: Callable[..., UsedCode]
-) -> None:
-    """As a tuner keeps plans by their names in the home folder. A log that both write, and nobody reads, isn't."""
-    plan, new, old, log = (places.file(f"elsewhere/{name}") for name in ("plan", "new", "old", "log"))
-    gone, ours = places.top / "elsewhere" / "gone", places.file("repository/new.py")
-    assert comparison(probed(written=frozenset({plan, log})), probed(plan)).shared == (str(plan),)
-    looked = probed(old, log, absent=frozenset({new, gone, ours, new.parent}))
-    old.write_text("changed")
-    assert comparison(looked, probed()).shared == (str(new), str(old))
-    assert comparison(probed(), replace(probed(), files={gone: X})).shared == (), "as a library built for a moment"
-    changed = plan.stat().st_ctime
-    for during, shared in (((changed, changed + 1), (str(plan),)), ((changed + 1, changed + 2), ()), ((0, 1), ())):
-        assert comparison(probed(during=during), probed(plan, ours)).shared == shared, "as torch.save writes"
-    assert comparison(probed(written=frozenset({log})), probed(written=frozenset({log}))).shared == ()
-
-
 def test_what_measures_is_the_same_code_though_one_side_alone_used_it(
     places: Places, comparison: Callable[..., UsedCode]
 ) -> None:
@@ -244,17 +155,23 @@ def test_what_git_ignores_and_the_base_does_not_have_is_unmatched(
     )  # fmt: skip
 
 
-def test_what_lies_beside_the_working_tree_alone_is_told(places: Places, comparison: Callable[..., UsedCode]) -> None:
-    """As a plan that an op finds by its own place. The base looked beside its own tree, and found none."""
-    plan, other, inside = (places.file(f"around/{name}") for name in ("plan.json", "other.json", "repository/a.py"))
-    both = places.file("tree-around/both.json")
-    places.codes["now"] = replace(places.codes["now"], folder=inside.parent)
-    places.codes["base"] = replace(places.codes["base"], folder=places.top / "tree-around" / "tree")
-    looked = tuple(places.top / "tree-around" / name for name in ("plan.json", "both.json", "tree/a.py"))
-    here = SimpleNamespace(top=inside.parent, package=None)
-    now = probed(plan, other, inside, places.file("around/both.json"))
-    found = comparison(probed(both, asked=looked), now, repository=here)
-    assert found.outside == (str(plan),)
+@pytest.mark.parametrize("side", ["base", "now"])
+def test_what_git_ignores_is_unmatched_where_a_side_only_asked_whether_it_is_there(
+    places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """As a file that switches something on. What both have, made meanwhile, and of other software, says nothing."""
+    names = ("flag", "folder/inside", "both", "tracked/flag", ".venv/x", ".git/HEAD")
+    for name in names:
+        places.file(f"repository/{name}")
+    places.file("tree/both")
+    monkeypatch.setattr(sys, "prefix", str(places.top / "repository" / ".venv"))
+    asked = tuple(places.top / {"base": "tree", "now": "repository"}[side] / name
+                  for name in (*names, "folder", "tracked", "gone"))  # fmt: skip
+    ignored = ("flag", "folder/inside", ".venv/x", ".git/HEAD")
+    both = {"base": probed(), "now": probed()} | {side: probed(asked=asked)}
+    assert comparison(both["base"], both["now"], ignored=ignored).unmatched == ("flag", "folder", "folder/inside")
+    both["now"] = replace(both["now"], during=(0, time.time() + 1))
+    assert comparison(both["base"], both["now"], ignored=ignored).unmatched == ()
 
 
 def test_files_that_git_calls_the_same_are_told_where_they_are_not(
@@ -376,7 +293,8 @@ def test_each_case_is_checked_once_and_what_it_used_is_asked_at_once(statuses: t
     assert workers.log == ["measure a", "opened", "survey", "measure b", "opened", "survey", "opened"]
     assert found.files == {Path("/tree/a.py"): X, Path("/tree/b.py"): X}
     assert found.asked == {Path("/tree/a.txt"), Path("/tree/b.txt"), Path(workers.there)}
-    assert found.absent == {Path("/tree/a.txt"), Path("/tree/b.txt")}
+    paths = (*found.files, *found.asked)
+    assert found.there == dict.fromkeys(paths, "") | {Path(workers.there): str(Path(workers.there).stat().st_size)}
     assert found.written == {Path("/home/a.log"), Path("/home/b.log")}
     assert began <= found.during[0] <= found.during[1] <= time.time()
     assert found.opened == {Path("/tree/a.h")}

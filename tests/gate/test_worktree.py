@@ -109,6 +109,24 @@ def test_a_revision_lies_in_a_folder_of_its_own_until_it_is_done_with(top: Path)
         assert again.code.digest == repository.working_tree().code.digest
 
 
+def test_each_commit_of_another_s_repository_lies_in_a_folder_of_its_own(tmp_path: Path, top: Path) -> None:
+    """Its code may keep plans by its own path, and must not find those of an earlier base."""
+    (tmp_path / "theirs").mkdir()
+    git(tmp_path / "theirs", "init", "--quiet")
+    places: list[list[Path | None]] = []
+    for text in ("1", "2"):
+        write(tmp_path / "theirs" / "mine.py", text)
+        git(tmp_path / "theirs", "add", ".")
+        git(tmp_path / "theirs", "commit", "--quiet", f"--message={text}")
+    repository = Repository.find([tmp_path / "theirs" / "mine.py"])
+    for revision in ("HEAD~1", "HEAD", "HEAD~1"):
+        with repository.worktree(revision, "base") as base:
+            places.append([base.folder, base.home])
+    assert places[0] == places[2]
+    assert {*places[0]}.isdisjoint(places[1])
+    assert not [place for place in (tmp_path / "cache" / "worktrees").glob("*/*") if place.is_dir()]
+
+
 def test_it_is_gone_after_an_error_and_what_a_killed_gate_left_is_replaced(top: Path) -> None:
     repository = Repository.find([])
     with pytest.raises(KeyboardInterrupt), repository.worktree("one", "base") as base:

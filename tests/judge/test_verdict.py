@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge import Asked, Calls
+from harness.judge import Asked, Calls, page
 from harness.judge.records import STRIDES, Checked, Sheet
 from harness.judge.verdict import Ruling, ceiling_is_wrong, declines
 from harness.model import Case, Header, Limits, Measurement, Run, StreamPoint, Warning, Work
+from harness.runner import judged
 from tests.one_test import one_test
 
 CASE = Case("judged", "candidate", "float32", (("N", 1024),), device="cpu")
@@ -91,9 +92,17 @@ def test_a_ceiling_that_torch_beats_is_wrong(header) -> None:
     assert not ceiling_is_wrong(Run(header, (timed("eager", 8, 1.0), Measurement(CASE, "implausible"))))
 
 
-def test_more_than_the_machine_can_do_stands_in_the_line(header, monkeypatch) -> None:
-    run = Run(limited(header), (timed("eager", 8, 64.0), timed("candidate", 8, 32.0)))
-    assert "110% of the ceiling (more than this machine can do: see below)" in RULING.of_run(run, [], None).line
+def test_what_is_faster_than_the_ceiling_has_no_share_of_it_and_the_warning_says_why(header) -> None:
+    """As on a processor whose cache is larger than the system tells."""
+    own = judged(timed("candidate", 8, 32.0), limited(header).limits)
+    found = RULING.of_run(Run(limited(header), (timed("eager", 8, 64.0), own)), [], None)
+    assert found.line.endswith(", faster than the ceiling, so the ceiling is wrong there (see below)")
+    [warning] = found.timed[0].warnings
+    assert "110.0% of the ceiling" in warning
+    assert "the data is still in the cache" in warning
+    text = page.text(found)
+    assert "of the ceiling: no share, since it is faster than the ceiling" in text
+    assert warning in text
 
 
 def limited(header: Header) -> Header:
@@ -105,7 +114,7 @@ def limited(header: Header) -> Header:
 def test_the_line_has_the_least_and_the_greatest_share_of_the_ceiling(header):
     both = (timed("candidate", 8, 64.0), timed("candidate", 16, 64.0))
     line = RULING.of_run(Run(limited(header), both), [], None).line
-    assert line.endswith("55% to 110% of the ceiling (more than this machine can do: see below)")
+    assert line.endswith(", faster than the ceiling in 1 of 2 cases, so the ceiling is wrong there (see below)")
     alike = (timed("candidate", 8, 64.0), timed("candidate", 16, 128.0))
     assert RULING.of_run(Run(limited(header), alike), [], None).line.endswith(", 55% of the ceiling")
     assert [one.of_ceiling for one in RULING.of_run(Run(limited(header), both), [], None).timed] == [

@@ -103,6 +103,36 @@ def test_nothing_goes_on_after_a_signal(
     assert b"Traceback" not in said
 
 
+LEAVES = """
+import os, subprocess, sys
+from types import SimpleNamespace
+from harness.processes import descendants, rank
+SERVER = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+CHILD = f"import subprocess, sys; print({SERVER}.pid, flush=True); sys.stdin.read()"
+def started(begin, environment, log, sink):
+    return subprocess.Popen([sys.executable, '-c', CHILD], stdin=-1, stdout=-1, bufsize=0, start_new_session=True)
+descendants.adopt()
+rank._started = started
+meeting = SimpleNamespace(environment=dict)
+made = rank.Rank(0, SimpleNamespace(local=None, root=None, around=None, meeting=meeting))
+left = int(made._process.stdout.readline())
+made.close_input()
+made.wait(1e9)
+assert left in descendants.below(os.getpid())
+made.kill()
+assert left not in descendants.below(os.getpid())
+"""
+"""A process that measures ends, and what it has started goes on."""
+
+
+@pytest.mark.cold
+@on_linux
+def test_what_a_process_leaves_behind_ends_before_the_next_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server with a session of its own, which would make both sides of a gate slow alike."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=60)
+
+
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Signals are heard as they were before, after the test."""

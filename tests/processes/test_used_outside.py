@@ -94,6 +94,21 @@ def test_what_is_only_written_outside_of_the_folder_is_told_as_such(
     assert ask(top, writing, len(used.WRITTEN)) == [outside]
 
 
+def test_a_folder_outside_counts_where_the_code_itself_lists_its_names(
+    ask: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As a tuner lists its plans. What a library lists, such as its own cache, is no question of a side."""
+    plans, library = (str(tmp_path_factory.mktemp(name)) for name in ("plans", "library"))
+    for folder in (str(top), library):
+        Path(folder, f"of_{Path(folder).name}.py").write_text(
+            "import os\nnames = os.listdir\n\ndef listed(f): names(f)\n"
+        )
+    for folder, told in ((str(top), True), (library, False)):
+        code = f"sys.path.append({folder!r}); import of_{Path(folder).name} as m; m.listed({plans!r}); m.listed('/usr')"
+        asked = ask(top, code, 0)
+        assert (f"{plans}/*" in asked, "/usr/*" in asked) == (told, False)
+
+
 def test_a_variable_that_names_everything_leaves_nothing_out(
     used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -46,7 +46,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         )
     if used.unmatched:
         named = _named(used.unmatched, _MOST_NAMED)
-        message = f"{evidence.base} ran without what git ignores and the working tree used, maybe slower: {named}"
+        message = f"{evidence.base} ran without what git ignores and the working tree has, maybe slower: {named}"
         yield Finding("code", "undecided", message, _BUILD)
     if used.outside:
         named = _named(used.outside, _MOST_NAMED)

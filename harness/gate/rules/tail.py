@@ -9,8 +9,8 @@ from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 
 ACCEPT = "some calls of a case take far longer than the median now, so the mean is slower than in the base"
-_MORE = 1.5
-"""How many times as far above its median a mean must lie as in the base: other work on the machine does less."""
+_MORE = 1.2
+"""How many times as far above its median a mean must lie as in the base: other work on the machine seldom does that."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:

@@ -274,7 +274,7 @@ def batch_of(setup: StepSetup) -> Any:
 
     def placed(one: torch.Tensor) -> torch.Tensor:
         dtype = wide if wide and one.is_floating_point() else one.dtype
-        return one.to(setup.device, dtype, copy=True).requires_grad_(one.requires_grad)
+        return one.detach().to(setup.device, dtype, copy=True).requires_grad_(one.requires_grad)  # a leaf
 
     return _mapped(_kept_batch(setup.source, setup.size, setup.seed + setup.rank * _ranks.APART_BY), placed)
 

@@ -209,6 +209,20 @@ def test_a_loss_may_have_gradients_of_the_input_in_it(tmp_path):
     assert complaints(sheet, "float32") == []
 
 
+def test_a_loss_may_have_gradients_of_a_leaf_in_it(tmp_path):
+    """As a gradient penalty has, or an equation's residual. Torch's own count of operations by module fails there."""
+    text = "def slope(model, x):\n    x = x.detach().requires_grad_()\n"
+    text += "    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]\n"
+    sheet = surveyed(written(tmp_path, text, loss="slope(model, batch[0]).square().mean()"))
+    assert sheet.flops > 0
+
+
+def test_a_batch_that_wants_gradients_gets_them(tmp_path):
+    text = "def attack(model, x):\n    x.grad = None\n    model(x).sum().backward()\n    return x + x.grad.sign()\n"
+    given = {"batch": "torch.ones(8, 4, requires_grad=True)", "loss": "model(attack(model, batch[0])).square().mean()"}
+    assert complaints(surveyed(written(tmp_path, text, **given)), "float32") == []
+
+
 def test_weights_that_the_optimizer_doesnt_have_are_held_to_nothing(tmp_path):
     """Their gradients stay scaled in float16."""
     sheet = surveyed(written(tmp_path, optimizer="torch.optim.SGD([*parameters][2:], lr=0.1)"))

@@ -260,6 +260,14 @@ def test_an_optimizer_that_cant_be_fused_is_blamed(tmp_path, monkeypatch):
         complaints(sheet, "fused_optimizer")
 
 
+def test_a_scheduler_that_ends_is_told(tmp_path):
+    made = "global rate\n    rate = rate or torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)\n    "
+    text = "rate = None\n" + STEP.format("optimizer.step()\n    rate.step()\n    return loss")
+    file = written(tmp_path, text.replace("    optimizer.zero", f"    {made}optimizer.zero"))
+    with pytest.raises(UsageError, match=r"a scheduler of the rate ends, .* total_steps=10"):
+        complaints(surveyed(file), "float32")
+
+
 def test_weights_that_the_optimizer_doesnt_have_are_held_to_nothing(tmp_path):
     """Their gradients stay scaled in float16."""
     sheet = surveyed(written(tmp_path, optimizer="torch.optim.SGD([*parameters][2:], lr=0.1)"))

@@ -175,6 +175,12 @@ def _of_step(setup: StepSetup, seen: _Seen, autocast: str, seconds: float) -> It
             "batch() gives tensors of different shapes in different calls, and times are of one of them: "
             "torch.compile compiles anew for each shape, and a CUDA graph is of one shape; pad the batches if you can"
         )
+    sizes = [shape[0] for shape in min(shapes) if shape]
+    if sizes.count(sizes[0]) * 2 < len(sizes):
+        yield (
+            f"most tensors of batch() don't begin with {sizes[0]}, the size of the first one, which counts as "
+            "the items, so items a second may be of something else: let a tensor that begins with the items be first"
+        )
     if seen.in_halves:
         yield (
             "the file enters autocast itself, so all rungs have that, float32 and tf32 too, and amp can add little: "

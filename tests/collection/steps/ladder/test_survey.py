@@ -22,10 +22,15 @@ class Encoding(collections.UserDict):
 
 def model(): return {model}
 def batch(): return {batch}
-def loss(model, x): return model(x).square().mean()
+def loss(model, x{more}): return model(x).square().mean()
 def optimizer(parameters): return {optimizer}
 """
-USUAL = {"model": "nn.Linear(4, 4)", "batch": "torch.ones(2, 4)", "optimizer": "torch.optim.AdamW(parameters)"}
+USUAL = {
+    "model": "nn.Linear(4, 4)",
+    "batch": "torch.ones(2, 4)",
+    "optimizer": "torch.optim.AdamW(parameters)",
+    "more": "",
+}
 REFUSED = {
     ("batch", "Pair(torch.ones(2, 4))"): "batch() gives a Pair, in which the harness finds no tensors",
     ("batch", "Encoding(x=torch.ones(2, 4))"): "batch() gives a Encoding, in which the harness finds no tensors",
@@ -58,3 +63,10 @@ def test_what_cant_be_measured_is_refused(tmp_path, place, told):
 )
 def test_a_batch_may_be_a_dict_or_a_list(tmp_path, batch):
     assert surveyed(tmp_path, batch=batch)["size"] == 2
+
+
+@pytest.mark.parametrize(("others", "warned"), [("4, 3", True), ("2, 3", False)])
+def test_a_batch_whose_first_tensor_may_not_be_of_its_items_is_told(tmp_path, others, warned):
+    batch = f"dict(x=torch.ones(2, 4), **{{str(n): torch.ones(n) for n in ({others})}})"
+    found = surveyed(tmp_path, batch=batch, more=", **others")["warnings"]
+    assert any("most tensors of batch() don't begin with 2" in one for one in found) == warned

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.collection.steps import ladder
+from harness.collection.steps.ladder import _given
 from harness.errors import UsageError
 
 FILE = """
@@ -70,3 +73,16 @@ def test_a_batch_whose_first_tensor_may_not_be_of_its_items_is_told(tmp_path, ot
     batch = f"dict(x=torch.ones(2, 4), **{{str(n): torch.ones(n) for n in ({others})}})"
     found = surveyed(tmp_path, batch=batch, more=", **others")["warnings"]
     assert any("most tensors of batch() don't begin with 2" in one for one in found) == warned
+
+
+def test_a_kind_of_transformers_without_a_language_model_is_refused(monkeypatch):
+    """As CLIP is, whose configuration has no words either."""
+    none = SimpleNamespace(_model_mapping={})
+    config = SimpleNamespace(for_model=lambda name: SimpleNamespace(model_type=name))
+    fake = SimpleNamespace(
+        CONFIG_MAPPING={"clip": None}, AutoConfig=config, AutoModelForMaskedLM=none, AutoModelForCausalLM=none
+    )
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    monkeypatch.setattr(_given, "_refuse_missing", lambda _: None)
+    with pytest.raises(UsageError, match="transformers has no language model for 'clip'"):
+        _given.given("transformers:clip", 2)

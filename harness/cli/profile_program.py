@@ -52,8 +52,8 @@ def run(
             line = torch.timeline(trace)
         except torch.EmptyTraceError:
             told = (
-                "only this process is recorded, and no processes that it starts: let torchrun start ranks, as in "
-                "harness profile torch -- torchrun --nproc-per-node 2 train.py"
+                "only this process's first thread is recorded, and no processes that it starts: let torchrun start "
+                "ranks, as in harness profile torch -- torchrun --nproc-per-node 2 train.py"
             )
             raise MachineError(
                 f"{' '.join(program)}: ended with exit code {found.exit_code} and called nothing of torch",

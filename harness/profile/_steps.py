@@ -4,13 +4,16 @@ The profiler begins with the program and marks where the steps begin, so that a 
 as well. It ends with the steps, or where the program starts a profiler of its own, since a process can have only one;
 it doesn't start again: what is open when torch's profiler ends, such as the program's own `record_function`, would then
 be closed in another profiler, which corrupts memory. A process that the program forks isn't watched: the profiler's
-threads don't exist there, so that whoever stops the profiler there waits for ever.
+threads don't exist there, so that whoever stops the profiler there waits for ever. Steps of another thread than the
+program's first one aren't counted: torch's profiler sees nothing of that thread's operators, and to end it there ends
+the program with a segmentation fault.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -45,12 +48,18 @@ class Recorder:
         self._steps = 0
         self._stepping: int | None = None
         self._was_interrupted = False
+        self._thread = threading.get_ident()
+        self._was_elsewhere = False
+        self._is_lost = False
 
     def step(self, stepping: int) -> None:
         """A step has ended. stepping: who counts; what counts first goes on counting, as programs may have several.
 
         A program that says itself where its steps end is believed from then on, unless the recording has begun.
         """
+        if self._is_on and threading.get_ident() != self._thread:
+            self._was_elsewhere = True
+            return
         if self._stepping is None:
             self._stepping = stepping
         elif stepping == _TOLD != self._stepping and self._steps < max(1, self._window.wait):
@@ -76,11 +85,13 @@ class Recorder:
             profiler.export_chrome_trace(str(self._path))
 
     def give_way(self, begin: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`begin` of any profiler: ours stops before."""
+        """`begin` of any profiler: ours stops before. In another thread it can't, and is left as it is."""
 
         @wraps(begin)
         def begins(profiler: Any) -> None:
             self._was_interrupted = self._was_interrupted or self._is_on
+            if self._is_on and threading.get_ident() != self._thread:
+                self._profiler, self._is_lost = None, True
             self.stop()
             begin(profiler)
 
@@ -88,10 +99,17 @@ class Recorder:
 
     def told(self) -> str:
         """What was recorded, in a sentence."""
+        if self._is_lost:
+            return "recorded: nothing, since the program began a profiler of its own in another thread than its first"
         wait, last = self._window.wait, min(self._steps, sum(self._window))
         whose = "by harness.step()" if self._stepping == _TOLD else "of its optimizer"
         steps = f"steps {wait + 1} to {last} {whose}; others by --wait and --active"
         what = "the whole program" if self._steps <= wait else steps
+        if self._was_elsewhere and self._steps <= wait:
+            what += (
+                ", but no operators of the thread that makes its steps, since torch's profiler sees those of the "
+                "program's first thread alone: train in that one"
+            )
         rank = os.environ.get("RANK")
         where = f" in rank {rank}" if rank else ""
         return f"recorded{where}: {what}{', until its own profiler began' if self._was_interrupted else ''}"

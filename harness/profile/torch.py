@@ -253,7 +253,8 @@ def of_script(
     if not (found := traces(folder) if several else [path for path in [folder / TRACE] if path.exists()]):
         raise MachineError(
             f"{' '.join(arguments)}: ended with exit code {code} and left no trace",
-            "the profiler writes the trace at the end, so the script must neither be killed nor call os._exit"
+            "the profiler writes the trace at the end, so the script must neither be killed nor call os._exit, "
+            "nor begin a profiler in a thread of its own"
             + (f", and one of the ranks {', '.join(map(str, ranks))} must be started" if ranks else ""),
         )
     return ScriptProfile(tuple(found), code)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -50,13 +51,33 @@ def nested(trace: Path) -> list[int]:
     return [*counts, products(trace)]
 
 
+def threads(folder: Path) -> list[int]:
+    """The products that a profiler sees in a thread which trains, and that ours sees of the program's first thread."""
+    counts = []
+
+    def profiled() -> None:
+        with torch.profiler.profile() as own:
+            train(3)
+        counts.append(sum(event.name == "aten::mm" for event in own.events() or ()))
+
+    for number, target in enumerate((lambda: train(9), profiled)):
+        trace = folder / f"thread{number}.json"
+        with recording(trace, Window(2, 2)):
+            train(1)
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        counts.append(products(trace) if trace.exists() else -1)
+    return counts
+
+
 def main(folder: Path) -> None:
     found = []
     for number, (window, steps) in enumerate(WINDOWS):
         with recording(folder / f"{number}.json", window):
             train(steps)
         found.append(products(folder / f"{number}.json"))
-    print(json.dumps({"windows": found, "nested": nested(folder / "nested.json")}))
+    print(json.dumps({"windows": found, "nested": nested(folder / "nested.json"), "threads": threads(folder)}))
 
 
 if __name__ == "__main__":

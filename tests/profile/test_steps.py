@@ -38,7 +38,17 @@ def test_the_steps_of_a_window_are_recorded(found: Any) -> None:
 
 def test_a_program_may_have_a_profiler_of_its_own(found: Any) -> None:
     assert found["nested"] == [2, 2, 6]
-    assert found["told"][-1] == "recorded: the whole program, until its own profiler began"
+    assert found["told"][5] == "recorded: the whole program, until its own profiler began"
+
+
+def test_a_program_may_train_in_a_thread(found: Any) -> None:
+    """Torch's profiler ends the process where another thread ends it than the one that began it."""
+    assert found["threads"] == [1, 3, -1]
+    assert [told.partition(",")[0] for told in found["told"][6:]] == [
+        "recorded: the whole program",
+        "recorded: nothing",
+    ]
+    assert "no operators of the thread that makes its steps" in found["told"][6]
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

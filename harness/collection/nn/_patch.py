@@ -116,17 +116,23 @@ def why_no_adamw(optimizer: torch.optim.Optimizer) -> str:
     """Why our AdamW can't stand for an optimizer; '' if it can."""
     if type(optimizer) is not torch.optim.AdamW:
         return "our optimizer is AdamW"
-    for group in optimizer.param_groups:
-        for option in ("amsgrad", "differentiable"):
-            if group.get(option):
-                return f"our AdamW has no {option}"
-        if isinstance(group["lr"], torch.Tensor):
-            return "its rate is a tensor, which a graph with our AdamW wouldn't follow"
-        if any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
-            return "its betas are tensors, ours numbers"
+    if why := next(filter(None, map(_why_not_group, optimizer.param_groups)), ""):
+        return why
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):  # torch's mark
         return "it has a scheduler of the rate, which ours wouldn't follow: make the scheduler after the patch"
     return ""
+
+
+def _why_not_group(group: dict[str, Any]) -> str:
+    """Why our AdamW can't have a group of weights; '' if it can."""
+    whys: dict[str, Any] = {
+        "our AdamW has no amsgrad": group.get("amsgrad"),
+        "our AdamW has no differentiable": group.get("differentiable"),
+        "its rate is a tensor, which a graph with our AdamW wouldn't follow": isinstance(group["lr"], torch.Tensor),
+        "its betas are tensors, ours numbers": any(isinstance(beta, torch.Tensor) for beta in group["betas"]),
+        "it has complex weights, which our AdamW doesn't take": any(one.is_complex() for one in group["params"]),
+    }
+    return next((why for why, holds in whys.items() if holds), "")
 
 
 def _optimizer(done: Patched, path: Any, given: Any) -> Any:

@@ -250,3 +250,12 @@ def test_an_optimizer_with_a_scheduler_stays_since_the_scheduler_knows_it_alone(
 def test_an_optimizer_with_tensors_as_betas_stays():
     model, given = adamw(betas=(torch.tensor(0.9), torch.tensor(0.99)), capturable=True)
     assert [one.why for one in ours.patch(model, given).left] == ["its betas are tensors, ours numbers"]
+
+
+def test_an_optimizer_of_complex_weights_stays_and_makes_steps():
+    weight = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+    done = ours.patch(nn.Sequential(nn.LayerNorm(3)), torch.optim.AdamW([weight]))
+    assert [one.why for one in done.left] == ["it has complex weights, which our AdamW doesn't take"]
+    weight.abs().sum().backward()
+    done.optimizer.step()
+    assert bool((weight != 1).all())

@@ -168,9 +168,8 @@ def _cross_entropy(model: Any, images: Any, labels: Any) -> Any:
 
 def _of_transformers(name: str, size: int) -> Given:
     config = _config(name)
-    return Given(
-        partial(_transformer, config), partial(_tokens, config.vocab_size, size), loss_of_output, adamw, None, ()
-    )
+    model = partial(_language_model(config).from_config, config)
+    return Given(model, partial(_tokens, config.vocab_size, size), loss_of_output, adamw, None, ())
 
 
 def _config(name: str) -> Any:
@@ -188,13 +187,13 @@ def _config(name: str) -> Any:
         ) from error
 
 
-def _transformer(config: Any) -> Any:
-    """The model, with the head for the words that it learns from."""
+def _language_model(config: Any) -> Any:
+    """The class of the model with the head for the words that it learns from. Raises UsageError if it has none."""
     import transformers
 
     for kind in (transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM):
         if type(config) in kind._model_mapping:
-            return kind.from_config(config)
+            return kind
     raise UsageError(f"transformers has no language model for '{config.model_type}'", f"write a file: {_EXAMPLE}")
 
 

@@ -67,7 +67,9 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def has_option(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Whether the class of an optimizer has an option of this name."""
+    """Whether an optimizer's class has an option of this name, for its weights: none is fused for complex ones."""
+    if name == "fused" and any(one.is_complex() for one in weights_of(optimizer)):
+        return False
     return name in inspect.signature(type(optimizer).__init__).parameters
 
 

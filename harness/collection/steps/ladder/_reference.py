@@ -103,14 +103,16 @@ def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
     # A graph replays kernels that its twin without a graph launches too.
     twin = replace(rung, name="", summary="", base="", graph=False)
     found, moved = _compiled_gradients(twin, calm) if rung.compiled else _first_gradients(twin, calm)
-    names = wanted.names
+    yards = _yardstick(calm, kind)
+    # What is smaller than the type's rounding of a typical gradient, and all wrong in torch's own, has no right value.
+    lost = {name for name, share in wanted.shares.items() if share < _FLOOR[kind] and yards.get(name, 0.0) > MOST}
+    names = wanted.names - lost
     missing = [name for name in names if name not in found or not bool(found[name].any())]
     if missing:
         yield f"weights: {len(missing)} of {len(names)} had no gradient: {_listed(missing)}"
     still = [name for name in names if name in found and name not in moved]
     if still:
         yield f"weights: the first step left {len(still)} of {len(names)} as they were: {_listed(still)}"
-    yards = _yardstick(calm, kind)
     least = TIMES * _FLOOR[kind] * math.sqrt(wanted.blocks)
     far = {}
     for name in names - wanted.by_chance - {*missing}:
@@ -138,13 +140,15 @@ def _of_chance(found: Gradients, wanted: WantedGradients) -> Iterator[str]:
 class WantedGradients:
     """What the first step's gradients must be: by name, in the host's memory.
 
-    names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each. by_chance:
-    the names of those that chance puts too far to be compared each, as the noise of a diffusion model does; apart: how
-    far it puts them together. blocks: of the model, at least 1: errors of blocks add up like errors of random signs.
+    names: of the weights whose gradient is more than what rounding makes. shares: how large it is there, over a typical
+    one. spread: how far chance puts each. by_chance: the names of those that chance puts too far to be compared each,
+    as the noise of a diffusion model does; apart: how far it puts them together. blocks: of the model, at least 1:
+    errors of blocks add up like errors of random signs.
     """
 
     gradients: Gradients
     names: frozenset[str]
+    shares: Mapping[str, float]
     spread: Mapping[str, float]
     by_chance: frozenset[str]
     apart: float
@@ -161,11 +165,12 @@ def _reference_gradients(calm: StepSetup) -> WantedGradients:
     sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
     count = sum(one.numel() for one in found.values())
     typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
-    names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
+    shares = {name: size / typical for name, size in sizes.items() if size > FLAT * typical}
+    names = frozenset(shares)
     spread = {name: max((_share(one, (name,)) for one in off), default=0.0) for name in names}
     by_chance = frozenset(name for name in names if _YARDS * spread[name] > MOST)
     apart = max((_share(one, by_chance) for one in off), default=0.0)
-    return WantedGradients(found, names, spread, by_chance, apart, max(1, len(blocks_of(trainer.model))))
+    return WantedGradients(found, names, shares, spread, by_chance, apart, max(1, len(blocks_of(trainer.model))))
 
 
 @lru_cache(maxsize=8)
@@ -230,7 +235,7 @@ def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
         scale = 1.0 if (left := getattr(optimizer, "grad_scale", None)) is None else float(left)
         own = {id(one) for one in weights_of(optimizer)}
         mine = [(name, one) for name, one in named if id(one) in own and one.grad is not None]
-        seen.update({name: (whole(one.grad.detach()) / scale).cpu() for name, one in mine})
+        seen.update({name: _as_real(whole(one.grad.detach()) / scale).cpu() for name, one in mine})
 
     hooks = [one.register_step_pre_hook(see) for one in trainer.optimizers]
     try:
@@ -243,6 +248,13 @@ def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
     after = {name: whole(one.detach()) for name, one in named}
     moved = {name for name, one in named if id(one) in resting or not torch.equal(after[name], before[name])}
     return seen, frozenset(moved)
+
+
+def _as_real(one: torch.Tensor) -> torch.Tensor:
+    """A tensor, or of a complex one its real and imaginary parts: both are compared."""
+    import torch
+
+    return torch.view_as_real(one) if one.is_complex() else one
 
 
 def _distance(got: Gradients, want: Gradients, names: Collection[str]) -> float:

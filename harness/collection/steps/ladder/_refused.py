@@ -116,6 +116,15 @@ def refuse_no_number(loss: float, source: str, number: int = 1) -> None:
     raise UsageError(f"{source}: the loss of step {number} is {loss}, in float32 without TF32", advice)
 
 
+def refuse_ended(error: ValueError) -> None:
+    """Raise UsageError for an error of a scheduler that has made all its steps."""
+    if "number of total steps" in str(error):
+        raise UsageError(
+            f"a scheduler of the rate ends, but a ladder makes thousands of steps: give it total_steps=10**7: {error}",
+            "or leave the scheduler out of step()",
+        ) from error
+
+
 @contextmanager
 def advised() -> Iterator[None]:
     """Errors of a step that are known become a UsageError with what to do."""

@@ -273,7 +273,7 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
     scaled = rung.dtype(dtype) == "float16"
     reasons = {
         f"the model fails under autocast: {sheet.autocast}": rung.half and sheet.autocast,
-        f"torch has no fused {sheet.optimizer}": rung.optimizer == "fused" and not sheet.fused,
+        f"torch has no fused {sheet.optimizer} for these weights": rung.optimizer == "fused" and not sheet.fused,
         f"torch has no foreach {sheet.optimizer}": rung.optimizer == "foreach" and not sheet.foreach,
         "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,
         "the model never calls scaled_dot_product_attention": rung.attention and not sheet.attention,

@@ -196,6 +196,9 @@ def reason(rung: LadderRung, world: int = 1) -> str:
         f"the backend {rung.attention} can't do the model's attention": rung.attention,
         f"the batch can't be trained in {rung.parts} parts": rung.parts > 1,
         "the model's linear layers can't be given a second stream": rung.streams,
+        f"torch's {rung.optimizer} optimizer can't make the step": rung.name == f"{rung.optimizer}_optimizer",
+        "the model fails with channels last": rung.name == "channels_last",
+        "the model's blocks can't be computed anew": rung.checkpoint,
         "the model fails under autocast": rung.half,
     }
     found = next((text for text, holds in told.items() if holds), f"the step fails with {rung.name}")

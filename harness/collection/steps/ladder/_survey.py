@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness import units
 from harness.collection.steps.ladder._refused import advised, refuse_no_number
 from harness.collection.steps.ladder._sheet import StepSheet
+from harness.collection.steps.ladder._watched import attending, counting
 from harness.errors import UsageError, brief
 
 if TYPE_CHECKING:
@@ -174,6 +175,12 @@ def _of_step(setup: StepSetup, seen: _Seen, autocast: str, seconds: float) -> It
             "batch() gives tensors of different shapes in different calls, and times are of one of them: "
             "torch.compile compiles anew for each shape, and a CUDA graph is of one shape; pad the batches if you can"
         )
+    sizes = [shape[0] for shape in min(shapes) if shape]
+    if sizes.count(sizes[0]) * 2 < len(sizes):
+        yield (
+            f"most tensors of batch() don't begin with {sizes[0]}, the size of the first one, which counts as "
+            "the items, so items a second may be of something else: let a tensor that begins with the items be first"
+        )
     if seen.in_halves:
         yield (
             "the file enters autocast itself, so all rungs have that, float32 and tf32 too, and amp can add little: "
@@ -270,8 +277,6 @@ def _one_step(trainer: StepTrainer) -> _Seen:
 
     Raises UsageError for a loss that is no number, and for a step of the file's own that leaves an optimizer out.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
     from harness.collection.steps.ladder._optimizers import weights_of
 
     named = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
@@ -286,7 +291,7 @@ def _one_step(trainer: StepTrainer) -> _Seen:
 
     for optimizer in trainer.optimizers:
         optimizer.register_step_pre_hook(see)
-    with _attending() as calls, _calling(trainer) as called, FlopCounterMode(display=False) as counter:
+    with attending() as calls, _calling(trainer) as called, counting() as counter:
         loss = trainer.loss_of_step()
     source = trainer.setup.source
     refuse_no_number(float(loss), source)
@@ -363,32 +368,3 @@ def _calling(trainer: StepTrainer) -> Iterator[dict[str, bool]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _attending() -> Iterator[list[object]]:
-    """Calls of scaled_dot_product_attention meanwhile, also by functions of torch."""
-    from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
-
-    calls: list[object] = []
-    real = functional.scaled_dot_product_attention
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(real)
-        return real(*args, **kwargs)
-
-    class Watch(TorchFunctionMode):  # type: ignore[misc] # torch has no types
-        def __torch_function__(
-            self, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            if function is real:
-                calls.append(real)
-            return function(*args, **(kwargs or {}))
-
-    functional.scaled_dot_product_attention = counted
-    try:
-        with Watch():
-            yield calls
-    finally:
-        functional.scaled_dot_product_attention = real

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _optimizers, _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given
-from harness.collection.steps.ladder._refused import losses_of, module_of
+from harness.collection.steps.ladder._refused import losses_of, module_of, refuse_ended
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
@@ -168,7 +168,11 @@ class StepTrainer:
         positional, named = arguments(self.batch)
         with self._modes():
             assert self.setup.given.step is not None
-            found = self.setup.given.step(self.called, self.optimizer, *positional, **named)
+            try:
+                found = self.setup.given.step(self.called, self.optimizer, *positional, **named)
+            except ValueError as error:
+                refuse_ended(error)
+                raise
         losses = losses_of(found, self.setup.given)
         self.gives_dict = losses.is_dict
         self.named = {name: one.detach() for name, one in losses.named.items()}
@@ -274,7 +278,7 @@ def batch_of(setup: StepSetup) -> Any:
 
     def placed(one: torch.Tensor) -> torch.Tensor:
         dtype = wide if wide and one.is_floating_point() else one.dtype
-        return one.to(setup.device, dtype, copy=True).requires_grad_(one.requires_grad)
+        return one.detach().to(setup.device, dtype, copy=True).requires_grad_(one.requires_grad)  # a leaf
 
     return _mapped(_kept_batch(setup.source, setup.size, setup.seed + setup.rank * _ranks.APART_BY), placed)
 

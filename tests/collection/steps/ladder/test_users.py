@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _learning, _rungs, _steps, _survey
+from harness.collection.steps.ladder import _learning, _optimizers, _reference, _rungs, _steps, _survey
 from harness.collection.steps.ladder._sheet import StepSheet
-from harness.collection.steps.ladder._trainer import StepSetup, batch_of, model_of, tensors_of
+from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, tensors_of
 from harness.devices.cpu import Cpu
 from harness.errors import UsageError
 from harness.model import Case
@@ -207,6 +207,65 @@ def test_a_loss_may_have_gradients_of_the_input_in_it(tmp_path):
     own["loss"] = "(slope(model(batch[0]), batch[0]) - batch[0].cos()).square().mean()"
     sheet = surveyed(written(tmp_path, text, batch="torch.rand(8, 1, requires_grad=True)", **own))
     assert complaints(sheet, "float32") == []
+
+
+def test_a_loss_may_have_gradients_of_a_leaf_in_it(tmp_path):
+    """As a gradient penalty has, or an equation's residual. Torch's own count of operations by module fails there."""
+    text = "def slope(model, x):\n    x = x.detach().requires_grad_()\n"
+    text += "    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]\n"
+    sheet = surveyed(written(tmp_path, text, loss="slope(model, batch[0]).square().mean()"))
+    assert sheet.flops > 0
+
+
+def test_a_batch_that_wants_gradients_gets_them(tmp_path):
+    text = "def attack(model, x):\n    x.grad = None\n    model(x).sum().backward()\n    return x + x.grad.sign()\n"
+    given = {"batch": "torch.ones(8, 4, requires_grad=True)", "loss": "model(attack(model, batch[0])).square().mean()"}
+    assert complaints(surveyed(written(tmp_path, text, **given)), "float32") == []
+
+
+def test_gradients_that_are_rounding_in_halves_are_held_to_nothing(tmp_path):
+    """Batch norm takes the length of the weights before it away, so that the length's gradient is almost 0."""
+    normed = "nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))"
+    model = f"nn.Sequential({normed}, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))"
+    sheet = surveyed(written(tmp_path, model=model))
+    assert complaints(sheet, "amp") == []
+
+
+def test_complex_weights_have_rungs_above_the_fused_optimizer(tmp_path):
+    """Torch's fused AdamW takes none, and ours neither. Both parts of their gradients are compared."""
+    text = "class Turn(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    text += "        self.w, self.norm = nn.Parameter(torch.ones(4, dtype=torch.cfloat)), nn.LayerNorm(4)\n"
+    text += "    def forward(self, x): return (torch.fft.fft(self.norm(x).float()) * self.w.to(torch.cfloat)).abs()\n"
+    given = {"model": "nn.Sequential(nn.Linear(4, 4), Turn())", "loss": "model(batch[0]).square().mean()"}
+    file = written(tmp_path, text, **given)
+    sheet = surveyed(file)
+    assert (sheet.fused, sheet.foreach) == (False, True)
+    assert sheet.adamw == "it has complex weights, which our AdamW doesn't take"
+    assert complaints(sheet, "patched") == []
+    setup = StepSetup(str(file.resolve()), 8, 1, torch.device("cpu"), "bfloat16")
+    assert _reference._made(StepTrainer(_rungs.FLOAT32, setup))[0]["1.w"].shape == (4, 2)
+
+
+def test_an_optimizer_that_cant_be_fused_is_blamed(tmp_path, monkeypatch):
+    def cant(optimizer, **options):
+        if options.get("fused"):
+            raise RuntimeError("no such weights")
+        return optimizer
+
+    sheet = surveyed(written(tmp_path))
+    monkeypatch.setattr(_optimizers, "rebuilt", cant)
+    with pytest.raises(
+        UsageError, match=r"^torch's fused optimizer can't make the step: RuntimeError: no such weights"
+    ):
+        complaints(sheet, "fused_optimizer")
+
+
+def test_a_scheduler_that_ends_is_told(tmp_path):
+    made = "global rate\n    rate = rate or torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)\n    "
+    text = "rate = None\n" + STEP.format("optimizer.step()\n    rate.step()\n    return loss")
+    file = written(tmp_path, text.replace("    optimizer.zero", f"    {made}optimizer.zero"))
+    with pytest.raises(UsageError, match=r"a scheduler of the rate ends, .* total_steps=10"):
+        complaints(surveyed(file), "float32")
 
 
 def test_weights_that_the_optimizer_doesnt_have_are_held_to_nothing(tmp_path):

@@ -92,6 +92,31 @@ def test_limits_huge_pages_and_scheduling_are_undone() -> None:
     assert (_huge_pages_are_off(), os.sched_getscheduler(0)) == (pages, policy)
 
 
+def test_huge_pages_that_were_off_before_stay_off() -> None:
+    pages = _huge_pages_are_off()
+    ctypes.CDLL(None).prctl(_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        with inherited.kept():
+            pass
+        assert _huge_pages_are_off() == 1
+    finally:
+        ctypes.CDLL(None).prctl(_SET_THP_DISABLE, pages, 0, 0, 0)
+
+
+def test_the_scheduling_of_this_process_alone_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[int] = set()
+
+    def of(process: int) -> os.sched_param:
+        asked.add(process)
+        return os.sched_param(0)
+
+    monkeypatch.setattr(os, "sched_getscheduler", of)
+    monkeypatch.setattr(os, "sched_getparam", of)
+    with inherited.kept():
+        pass
+    assert asked == {0}
+
+
 def _huge_pages_are_off() -> int:
     found: int = ctypes.CDLL(None).prctl(_GET_THP_DISABLE, 0, 0, 0, 0)
     return found

@@ -117,6 +117,8 @@ def test_the_line_has_the_least_and_the_greatest_share_of_the_ceiling(header):
     assert line.endswith(", faster than the ceiling in 1 of 2 cases, so the ceiling is wrong there (see below)")
     alike = (timed("candidate", 8, 64.0), timed("candidate", 16, 128.0))
     assert RULING.of_run(Run(limited(header), alike), [], None).line.endswith(", 55% of the ceiling")
+    apart = (timed("candidate", 8, 128.0), timed("candidate", 16, 128.0))
+    assert RULING.of_run(Run(limited(header), apart), [], None).line.endswith(", 28% to 55% of the ceiling")
     assert [one.of_ceiling for one in RULING.of_run(Run(limited(header), both), [], None).timed] == [
         pytest.approx(0.55), pytest.approx(1.1),
     ]  # fmt: skip

@@ -101,6 +101,15 @@ def test_a_file_or_folder_counts_that_is_there_on_one_side_alone_where_a_side_ha
     assert found.unused == ("elsewhere/slow", "listed/known"), "what a folder holds tells no file's content"
 
 
+def test_a_list_of_names_tells_of_a_folder_that_is_new_not_of_what_is_in_it(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    places.file("repository/new/deep/slow", "")
+    for listed, is_told in (("", True), ("new/deep", False)):
+        found = comparison(probed(asked=(places.top / "tree" / listed / "*",)), probed(), ("new/deep/slow",))
+        assert (found.changed == ("new/deep/slow",)) == is_told
+
+
 def test_a_module_that_git_has_compiled_counts_where_its_source_is_used(
     places: Places, comparison: Callable[..., UsedCode]
 ) -> None:
@@ -205,6 +214,16 @@ def test_what_was_built_before_a_changed_source_is_told(
     assert found.older == (("build/libk.so.1",) if told else ())
 
 
+def test_what_was_built_is_held_against_the_newest_of_all_changed_sources(
+    places: Places, comparison: Callable[..., UsedCode]
+) -> None:
+    built = places.file("repository/libk.so")
+    for file, when in ((built, 1000), (places.file("repository/a.cu"), 1001), (places.file("repository/b.cu"), 999)):
+        os.utime(file, (when, when))
+    found = comparison(probed(), probed(built), ("a.cu", "b.cu"), ignored=("libk.so",))
+    assert found.older == ("libk.so",)
+
+
 @pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
 def test_what_python_runs_when_it_begins_holds_for_both_sides(
     places: Places, comparison: Callable[..., UsedCode], monkeypatch: pytest.MonkeyPatch, module: str
@@ -227,13 +246,15 @@ def test_what_a_started_process_asks_about_nobody_knows(now: str, complete: bool
         if now != "absent":
             places.file("repository/flag", now)
         patch.setattr(submodules, "listed", lambda _: [])
-        patch.setattr(submodules, "changed", lambda *_: ["flag", "used.py"])
+        for tree in ("tree", "repository"):
+            places.file(f"{tree}/other", tree)
+        patch.setattr(submodules, "changed", lambda *_: ["flag", "other", "used.py"])
         patch.setattr(submodules, "at", lambda *_: {})
         used = places.file("repository/used.py")
         for asked, known in (((places.top / "tree" / "**",), complete), ((), True)):
             sides: dict[Side, Probed] = {"base": probed(asked=asked), "now": probed(used)}
             found = compared(places.repository, places.codes, sides, set())
-            assert (found.changed, found.unused, found.complete) == (("used.py",), ("flag",), known)
+            assert (found.changed, found.unused, found.complete) == (("used.py",), ("flag", "other"), known)
 
 
 def test_other_software_and_versions_are_told_and_whether_all_is_known(

@@ -104,7 +104,7 @@ def test_nothing_goes_on_after_a_signal(
 
 
 LEAVES = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 from types import SimpleNamespace
 from harness.processes import descendants, rank
 SERVER = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
@@ -120,7 +120,8 @@ made.close_input()
 made.wait(1e9)
 assert left in descendants.below(os.getpid())
 made.kill()
-assert left not in descendants.below(os.getpid())
+_, ended = os.waitpid(left, 0)
+assert os.WTERMSIG(ended) == signal.SIGKILL
 """
 """A process that measures ends, and what it has started goes on."""
 

@@ -6,7 +6,7 @@ Every case is taken from the newest run that measured it, but for the runs in SK
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
@@ -115,10 +115,12 @@ class Runs:
             key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}
+        self._older: list[Group] = []
         for run, name in loaded:
             for group, results in by_group(run.results).items():
                 variants = {result.case.variant: result for result in results}
                 if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
+                    self._older += [self.groups[group]] if group in self.groups else []
                     self.groups[group] = Group(run, name, group, variants)
 
     def group(self, op: str, dtype: str, setting: str) -> Group:
@@ -155,7 +157,10 @@ class Runs:
         ]
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
-        """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
+        """A metric of all cases like the glob `cases`, of the newest run that has one of the variants in it.
+
+        Raises SystemExit if no case is like it, or has the metric.
+        """
         fits = re.compile(translate(cases)).match
         op = cases.partition("/")[0]
         values = [
@@ -163,7 +168,18 @@ class Runs:
             for ids, group, variant in self._named.get(cases) or self._of_ops.get(op, self._cases)
             if any(map(fits, ids)) and (value := group.value(variant, metric, over))
         ]
+        values = values or self._before(fits, metric, over)
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))
         low, high = (METRICS[metric].written(bound) for bound in (min(values), max(values)))
         return low if low == high else f"{low} to {high}"
+
+    def _before(self, fits: Callable[[str], object], metric: str, over: str) -> list[float]:
+        """The metric of the newest older run that has it, for a newer run of the same case without this variant."""
+        for group in reversed(self._older):
+            for variant, result in group.results.items():
+                if any(map(fits, (result.case.id, result.case.whole_id))) and (
+                    value := group.value(variant, metric, over)
+                ):
+                    return [value]
+        return []

@@ -149,6 +149,27 @@ def test_the_newest_run_of_a_case_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert {group.folder for group in SCRIPT.Runs(tmp_path).groups.values()} == {"new"}
 
 
+def test_a_figure_that_a_newer_run_lacks_is_of_the_newest_run_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three runs of a case: each newer one has half the time, and the newest one only the first variant."""
+    run = store.load(ROOT / "reports" / "h200" / "copy")
+    results = {found.case.variant: found for found in run.results if found.case.group == run.results[0].case.group}
+    kept, lost = list(results)[:2]
+    runs = {}
+    for month, variants in ((1, (kept, lost)), (2, (kept, lost)), (3, (kept,))):
+        (tmp_path / str(month)).mkdir()
+        (tmp_path / str(month) / "run.json").touch()
+        timed = tuple(replace(results[name].measurements[0], samples=(2.0**-month,)) for name in variants)
+        header = replace(run.header, started=f"2026-0{month}-01T00:00:00")
+        runs[str(month)] = replace(run, header=header, measurements=timed)
+    monkeypatch.setattr("committed.known_cases.load", lambda folder: runs[folder.name])
+    found = SCRIPT.Runs(tmp_path)
+    assert found.figure(results[kept].case.id, "time") == "125.0 ms"
+    assert found.figure(results[lost].case.id, "time") == "250.0 ms"
+    assert found.figure(results[lost].case.id, "speedup", kept) == "1.00x", "both are of one run"
+
+
 def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(runs: Any) -> None:
     ddp = runs.groups["resnet50_scaling/float16/B256/world=2"]
     alone = runs.groups["resnet50_scaling/float16/B256"]

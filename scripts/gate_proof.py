@@ -1,7 +1,7 @@
 """Show that the gate doesn't fail unchanged code: decisions of real measurements of one revision against itself.
 
     python scripts/gate_proof.py --blocks 9      # of the scenario ci: 126 decisions, 108 of them of our kernels
-    python scripts/gate_proof.py --blocks 4 --output reports/mine
+    python scripts/gate_proof.py --blocks 40 --only 'prelu/*' --output reports/mine
 
 Needs a GPU and a git checkout. Each block is a whole gate run of HEAD in two worktrees, as in `harness gate calibrate`:
 the screen, and the confirmation of the cases that the screen leaves open. No noise is known, as on a machine that was
@@ -87,13 +87,14 @@ def page(found: Sequence[Row], device: str) -> str:
     """The page, base_against_base.md."""
     outcomes = Counter(r.outcome for r in found)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    blocks = {r.block: r for r in found}.values()
+    blocks = [*{r.block: r for r in found}.values()]
     seconds = [r.seconds for r in blocks]
+    exits = ", ".join(f"{code} in {count} runs" for code, count in sorted(Counter(r.exit for r in blocks).items()))
     lines = [
         "# Base against base: does the gate fail unchanged code?",
         "",
         f"{device}. {len(found)} decisions on identical code in {len(seconds)} gate runs: {counts}.",
-        f"{outcomes['regressed']} failed. The margin is 1%. A run took {_span(seconds)}.",
+        f"{outcomes['regressed']} failed. Exit codes: {exits}. The margin is 1%. A run took {_span(seconds)}.",
         "",
         "| case | decisions | median difference | largest | confirmed | outcomes |",
         "|---|--:|--:|--:|--:|---|",
@@ -117,11 +118,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Gate a revision against itself.")
     parser.add_argument("--blocks", type=int, default=9, metavar="N")
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="of the scenario ci, just these cases")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
     options = parser.parse_args()
     found = known(options.output / "base_against_base.csv")
     first = 1 + max((r.block for r in found), default=0)
-    files, selection = tuple(scenario.find(["ci"])), scenario.Selection("cuda")
+    files, selection = tuple(scenario.find(["ci"])), scenario.Selection("cuda", only=tuple(options.only))
     with tempfile.TemporaryDirectory() as folder, Teller(open_console(err=True)) as teller:
         # Empty, so that offsets are assumed, as on a machine that was never calibrated.
         noise = Path(folder) / "noise.json"

@@ -37,7 +37,7 @@ def test_what_was_found_is_kept_and_told(tmp_path: Path) -> None:
     assert SCRIPT.known(tmp_path / "base_against_base.csv") == rows
     page = (tmp_path / "base_against_base.md").read_text()
     assert "A GPU. 4 decisions on identical code in 2 gate runs: 3 ok, 1 inconclusive.\n0 failed." in page
-    assert "A run took 61 to 62 s, 62 s in the median." in page
+    assert "Exit codes: 0 in 2 runs. The margin is 1%. A run took 61 to 62 s, 62 s in the median." in page
     assert "| `copy/memcpy` | 2 | 0.03% | -0.04% | 0 | 2 ok |" in page
     assert "| `prelu/tuned` | 2 | 0.36% | -0.61% | 1 | 1 ok, 1 inconclusive |" in page
 

@@ -118,7 +118,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Gate a revision against itself.")
     parser.add_argument("--blocks", type=int, default=9, metavar="N")
-    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="of the scenario ci, just these cases")
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="of ci, just these cases")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
     options = parser.parse_args()
     found = known(options.output / "base_against_base.csv")

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
+INTERVAL = "95% interval"
+"""What the legend calls an error bar."""
 _RATES = (units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
-_MARK = 4.5
+MARK = 4.5
 """Points: the size of a mark. A narrower interval would be hidden by its mark."""
-_BAR: dict[str, Any] = {
+ERROR_BAR: dict[str, Any] = {
     "fmt": "none",
     "ecolor": "black",
     "elinewidth": 0.7,
@@ -72,7 +74,7 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
 
     across: the metric's axis lies across.
     """
-    scale, label = metric_axis(plot)[1], "95% interval"
+    scale, label = metric_axis(plot)[1], INTERVAL
     for marks in drawn:
         for place, (_, row) in zip(marks.places, marks.rows.iterrows(), strict=True):
             ends = shown_interval(axes, plot, row, across=across)
@@ -81,9 +83,9 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
             value = row[plot.metric.name]
             error: Any = [[(value - ends[0]) / scale], [(ends[1] - value) / scale]]
             if across:
-                axes.errorbar(value / scale, place, xerr=error, label=label, **_BAR)
+                axes.errorbar(value / scale, place, xerr=error, label=label, **ERROR_BAR)
             else:
-                axes.errorbar(place, value / scale, yerr=error, label=label, **_BAR)
+                axes.errorbar(place, value / scale, yerr=error, label=label, **ERROR_BAR)
             label = "_nolegend_"
 
 
@@ -95,7 +97,7 @@ def shown_interval(
     across: the metric's axis lies across.
     """
     ends, scale = interval(plot, row), metric_axis(plot)[1]
-    return ends if ends and _length(axes, [end / scale for end in ends], across=across) > _MARK else None
+    return ends if ends and length(axes, [end / scale for end in ends], across=across) > MARK else None
 
 
 def interval(plot: Plot, row: pd.Series[Any]) -> tuple[float, float] | None:
@@ -108,7 +110,7 @@ def interval(plot: Plot, row: pd.Series[Any]) -> tuple[float, float] | None:
     return (value * time / high, value * time / low) if plot.metric.unit in _RATES else None
 
 
-def _length(axes: matplotlib.axes.Axes, ends: Sequence[float], *, across: bool) -> float:
+def length(axes: matplotlib.axes.Axes, ends: Sequence[float], *, across: bool) -> float:
     """The distance of two values in points."""
     corner = (axes.get_xlim()[0], axes.get_ylim()[0])
     places = [(end, corner[1]) if across else (corner[0], end) for end in ends]

@@ -292,6 +292,31 @@ def test_a_page_shows_all_pictures_and_a_console_the_verdicts(
     assert "of 5 of 5 rungs lie within" in str(build.screen_of_verdicts(whole))
 
 
+def test_a_noisy_rung_has_an_error_bar_and_a_steady_one_has_none(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`graph` takes 50 or 70 ms: the bar goes from 64 / 0.07 to 64 / 0.05 images a second."""
+    run = ladder()
+    noisy = (0.05,) * 5 + (0.06,) + (0.07,) * 5
+    changed = [replace(one, samples=noisy) if one.case.variant == "graph" else one for one in run.measurements]
+    (group,) = rungs.groups(lines_of(replace(run, measurements=tuple(changed))))
+    low, high = group.rates("graph")
+    assert (low, high) == pytest.approx((64 / 0.07, 64 / 0.05), rel=0.01)
+    assert group.rates("attention") == (group.rate("attention"),) * 2
+    drawn = []
+
+    def looked_at(figure: Any, path: Path) -> list[Path]:
+        (axes,) = figure.axes
+        drawn.extend(bars.lines[2][0].get_segments() for bars in axes.containers if hasattr(bars, "has_xerr"))
+        assert axes.get_legend_handles_labels()[1].count("95% interval") == 1
+        assert axes.get_xlim()[1] > high, "the whole interval is in the picture"
+        return [path]
+
+    monkeypatch.setattr(drawing, "save", looked_at)
+    drawing.ladder(group, Path("unused.svg"))
+    ((segment,),) = drawn
+    assert segment[:, 0] == pytest.approx((low, high))
+    assert segment[:, 1] == pytest.approx(list(STEPS).index("graph"))
+
+
 def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "save", apart)
     for picture in sections.drawings(whole):

@@ -14,6 +14,7 @@ from harness.families import FAMILIES
 from harness.report.canvas import WIDE, canvas, legend, save
 from harness.report.frame import Line
 from harness.report.looks import BASELINES, FOREMOST, Look, looks
+from harness.report.plot_parts import ERROR_BAR, INTERVAL, MARK, length
 from harness.report.roles import today
 
 if TYPE_CHECKING:
@@ -90,11 +91,14 @@ def _less(values: Iterable[float], others: Iterable[float]) -> list[float]:
 
 
 def ladder(group: RungGroup, path: Path) -> list[Path]:
-    """Draw a bar for each rung, its items a second, and a mark where a text's speed-up would be."""
-    rates = [group.rate(name) for name in group.names]
+    """Draw a bar for each rung, its items a second, and a mark where a text's speed-up would be.
+
+    An error bar is the 95% interval, where it is wider than a mark.
+    """
+    rates, ends = [group.rate(name) for name in group.names], [group.rates(name) for name in group.names]
     claimed = group.claimed
     unit, scale = units.ITEMS.axis(rates, group.item)
-    most = max(*rates, *(found.rate for found in claimed.values()))
+    most = max(*rates, *(high for _, high in ends), *(found.rate for found in claimed.values()))
     with canvas(_MARGINS + _ROW * len(rates), f"{group.op} rung by rung, {group.setting}", WIDE) as (drawing, axes):
         look = _looks(group.lines)
         colors = [look[name].color for name in group.names]
@@ -107,12 +111,22 @@ def ladder(group: RungGroup, path: Path) -> list[Path]:
             if found := claimed.get(name):
                 axes.plot(found.rate / scale, place, label="where the text's factor would be", **_CLAIM)
                 factors = f"{units.ratio(found.measured)} of {found.over}; the text {_written(found)}"
-                axes.annotate(factors, (max(rates[place], found.rate) / scale, place), (6, 0), **_BESIDE)
+                axes.annotate(factors, (max(ends[place][1], found.rate) / scale, place), (6, 0), **_BESIDE)
         _rows(axes, group.names)
         axes.set_xlim(0, (_ROOM if claimed else 1.02) * most / scale)
+        _intervals(axes, [rate / scale for rate in rates], [(low / scale, high / scale) for low, high in ends])
         axes.set_xlabel(unit)
         legend(drawing, axes)
         return save(drawing, path)
+
+
+def _intervals(axes: matplotlib.axes.Axes, values: Sequence[float], ends: Sequence[tuple[float, float]]) -> None:
+    """An error bar at each value whose interval is wider than a mark. The axes must have their limits."""
+    label = INTERVAL
+    for place, (value, (low, high)) in enumerate(zip(values, ends, strict=True)):
+        if length(axes, (low, high), across=True) > MARK:
+            axes.errorbar(value, place, xerr=[[value - low], [high - value]], label=label, **ERROR_BAR)
+            label = "_nolegend_"
 
 
 def _looks(lines: Sequence[Line]) -> dict[str, Look]:

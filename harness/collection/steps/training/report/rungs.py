@@ -56,6 +56,13 @@ class RungGroup:
         """Items a second of a rung; 0 if it isn't one of them."""
         return next((line.values["items"] or 0.0 for line in self.lines if line.case.variant == name), 0.0)
 
+    def rates(self, name: str) -> tuple[float, float]:
+        """The 95% interval of the items a second of a rung; its rate twice where no interval is known."""
+        rate = self.rate(name)
+        values = next(line.values for line in self.lines if line.case.variant == name)
+        time, low, high = values["time"], values["low"], values["high"]
+        return (rate * time / high, rate * time / low) if time and low and high else (rate, rate)
+
     @property
     def item(self) -> str:
         """What is counted, such as images."""

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +44,9 @@ def main() -> None:
             importlib.import_module("torch._inductor.compile_fx")
     if root := sys.argv[2]:
         _load(root)
+    # What is forked doesn't take apart torch's libraries of operators, either: it would copy the memory for that.
+    for end in weakref.finalize._registry:  # type: ignore[attr-defined]
+        end.atexit = False
     gc.freeze()
     gc.enable()
     # The package is imported by its folder, wherever another one of its name lies.

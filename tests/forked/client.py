@@ -7,7 +7,7 @@ Python does; it does everything where $FORKED_COLD is set.
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import signal
 import socket
@@ -58,7 +58,7 @@ def ask(server: socket.socket, arguments: list[str], files: list[int]) -> None:
     os.umask(mask := os.umask(0))
     folder = os.getcwd()  # noqa: PTH109 - pathlib would take as long as all else
     asked = {"arguments": arguments, "variables": dict(os.environ), "folder": folder, "mask": mask, "files": files}
-    text = json.dumps(asked).encode()
+    text = marshal.dumps(asked)
     socket.send_fds(server, [len(text).to_bytes(4, "big")], files)
     server.sendall(text)
 

@@ -206,6 +206,22 @@ def test_what_a_process_registers_for_its_end_is_called(tmp_path: Path, closing:
 
 
 @pytest.mark.usefixtures("light")
+def test_what_was_loaded_before_the_fork_is_not_taken_apart_in_each_process(tmp_path: Path) -> None:
+    """Torch's libraries of operators would be: the forked process would copy the memory that they share, for 50 ms."""
+    file = Path(hatchery.__file__)
+    loaded = "import weakref\nkept = type('Library', (), {})()\nweakref.finalize(kept, print, 'apart')\n"
+    file.write_text(loaded + file.read_text())
+    (tmp_path / "script.py").write_text("print('printed')")
+    asked = Asked(tmp_path)
+    with Nursery(None) as made:
+        forked = asked.start(made, "script")
+        assert forked
+        assert forked.wait(60) == 0
+    asked.log.seek(0)
+    assert asked.log.read() == b"printed\n"
+
+
+@pytest.mark.usefixtures("light")
 def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Nursery(None) as made:
         assert Asked(tmp_path).start(made)

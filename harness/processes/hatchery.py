@@ -42,11 +42,11 @@ def main() -> None:
         # As `Worker` does: if a module can't be imported, the first compiled case says so.
         with suppress(Exception):
             importlib.import_module("torch._inductor.compile_fx")
+    # What is forked doesn't take apart torch's libraries of operators, either: it would copy the memory for that.
+    for end in getattr(weakref.finalize, "_registry", ()):  # not a documented name
+        end.atexit = False
     if root := sys.argv[2]:
         _load(root)
-    # What is forked doesn't take apart torch's libraries of operators, either: it would copy the memory for that.
-    for end in weakref.finalize._registry:  # type: ignore[attr-defined]
-        end.atexit = False
     gc.freeze()
     gc.enable()
     # The package is imported by its folder, wherever another one of its name lies.

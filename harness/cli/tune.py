@@ -367,10 +367,12 @@ def _needed(rounds: Sequence[tuple[int, float]]) -> str:
     from datetime import timedelta
 
     from harness.cli.estimate import Estimate
+    from harness.units import plural
 
     count = sum(plans for plans, _ in rounds)
     about = timedelta(seconds=round(Estimate.of_search(rounds)))
-    return f"{count} measurements in {len(rounds)} rounds, {about} at most; --budget ends a search sooner"
+    what = f"{plural(count, 'measurement')} in {plural(len(rounds), 'round')}"
+    return f"{what}, {about} at most; --budget ends a search sooner"
 
 
 def _tell(result: Tuned) -> None:

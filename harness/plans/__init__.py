@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from harness.plans.lookup import Neighbour, choose
 from harness.plans.records import Entry, Plan, PlanTable, TimedPlan
-from harness.plans.tables import device_name, entries, every, file_name, forget, merged, read, write
+from harness.plans.tables import device_name, entries, every, file_name, forget, locked, merged, read, write
 
 __all__ = [
     "Entry",
@@ -23,6 +23,7 @@ __all__ = [
     "every",
     "file_name",
     "forget",
+    "locked",
     "merged",
     "read",
     "write",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -97,6 +100,30 @@ def read(file: Path, device: str) -> PlanTable:
     return found
 
 
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """A context that one process at a time has of a folder; without a lock where the system has none for the folder.
+
+    Raises BlockingIOError if another process has it, unless this one is to wait. The system lets go of the lock of a
+    process that ends, however it ends.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:  # some file systems of a network have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def merged(table: PlanTable, new: Iterable[Entry]) -> PlanTable:
     """The table with new entries, which take the places of entries of the same variant and size."""
     found = {entry.key: entry for entry in (*table.entries, *new)}
@@ -120,6 +147,7 @@ def write(table: PlanTable, file: Path | None = None) -> Path | None:
         name = f"{FOLDER}/{file_name(table.device)}"
         kept.write(name, text.encode())
         place = kept.place(name)
-        file = place if place and place.is_file() else None
+        # A full disk leaves the table of before.
+        file = place if kept.read(name) == text.encode() else None
     forget()
     return file

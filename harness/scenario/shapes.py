@@ -59,7 +59,7 @@ def expand(
                 for values in itertools.product(*chosen)
                 for world in keys.world
             ]
-            misfits = dict.fromkeys(text for setting in made for text in _misfits(op, tensors, setting, dtypes))
+            misfits = dict.fromkeys(text for setting in made for text in obstacles(op, tensors, setting, dtypes))
             wrong = [document.problem(row.path, message) for message in misfits]
             settings |= dict.fromkeys(made)
         problems += wrong
@@ -233,7 +233,7 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
 
 
-def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequence[str]) -> Iterator[str]:
+def obstacles(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequence[str]) -> Iterator[str]:
     """Why the op can't have this shape: tensors of negative size, numbers that 64 bits can't hold."""
     try:
         bytes_ = [(tensor.name, tensor.bytes(setting.values, dtype)) for tensor in tensors for dtype in dtypes]

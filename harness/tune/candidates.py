@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from harness import cuda
-from harness.errors import CompileError, UsageError, brief
+from harness.errors import CompileError, UsageError, brief, described
 from harness.model import Case, Value
 from harness.ops import Built, Op, Tuning
 from harness.tune.compiling import Compiling
@@ -43,15 +44,32 @@ class Candidate:
 def legal(op: Op, case: Case) -> list[Candidate]:
     """All legal plans at a case, the rule's first; none where the rule has none.
 
-    Raises UsageError if the variant has no tuning.
+    Raises UsageError if the variant has no tuning, or if its tuning raises, has a value twice, or has a rule whose plan
+    isn't legal.
     """
     tuning = _tuning(op, case.variant)
-    rule = tuning.rule(case)
-    if rule is None:
-        return []
-    return [Candidate(dict(rule), rule=True)] + [
-        Candidate(plan) for plan in legal_plans(tuning, case) if plan != dict(rule)
-    ]
+    whose = f"{case.id}: tuning of variant '{case.variant}'"
+    try:
+        rule = tuning.rule(case)
+        if rule is None:
+            return []
+        plans = list(legal_plans(tuning, case))
+        obstacle = tuning.obstacle(case, rule)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{whose}: {brief(described(error))}", "parameters(case) gives a dict of a tuple of values for each name"
+        ) from error
+    if obstacle:
+        raise UsageError(
+            f"{whose}: the rule's plan isn't legal: {obstacle}", "give a rule that is a legal plan, or None"
+        )
+    found = [Candidate(dict(rule), rule=True), *(Candidate(plan) for plan in plans if plan != dict(rule))]
+    texts = Counter(each.text for each in found)
+    if twice := next((text for text, count in texts.items() if count > 1), None):
+        raise UsageError(f"{whose}: two plans are written '{twice}'", "give each value of a parameter once")
+    return found
 
 
 def _tuning(op: Op, variant: str) -> Tuning:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -11,18 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import devices, plans, source, store
+from harness import devices, paths, plans, source, store
 from harness import kept as kept_files
 from harness.errors import UsageError
 from harness.model import Case, Job, Measurement
 from harness.ops import Op
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable
+from harness.plans.records import SCHEMA
 from harness.runner import Observer
 from harness.tune import declared
 from harness.tune.candidates import Candidate, compiled, kept
 from harness.tune.compiling import Compiling
 from harness.tune.search import Measure, Ranking, Search, Until
+from harness.units import plural
 
 if TYPE_CHECKING:
     from harness.tune.procedure import ToTune
@@ -87,7 +90,7 @@ class InParts:
             self.facts |= facts
             if not self._search(facts, folder, ready):
                 return False
-            self.until.observer.note(f"{len(self.entries)} of {len(cases)} sizes are in the table")
+            self.until.observer.note(f"in the table: {len(self.entries)} of {plural(len(cases), 'size')}")
         return True
 
     def _begin(
@@ -99,7 +102,7 @@ class InParts:
         """The facts of a part. Waits for them; None if the time is over before."""
         left = self.until.deadline - time.monotonic()
         try:
-            return ready.result(None if left == math.inf else max(0.0, left))
+            return ready.result(None if left == math.inf else min(max(0.0, left), threading.TIMEOUT_MAX))
         except TimeoutError:
             return None
 
@@ -148,8 +151,9 @@ class InParts:
         self.entries += made
         if made:
             device = plans.device_name(self.wanted.device)
-            there = plans.read(self.wanted.output, device) if self.wanted.output else _own(device)
-            self.file = plans.write(plans.merged(there, made), self.wanted.output)
+            with plans.locked(self.wanted.output.parent if self.wanted.output else paths.cache(), wait=True):
+                there = plans.read(self.wanted.output, device) if self.wanted.output else _own(device)
+                self.file = plans.write(plans.merged(there, made), self.wanted.output)
 
     def _entry(self, case: Case, facts: Sequence[Candidate], found: Ranking) -> Entry:
         machine = devices.kinds()[self.wanted.device].machine()
@@ -172,8 +176,9 @@ class InParts:
 
 
 def _own(device: str) -> PlanTable:
-    """The table in the user's cache folder; an empty one where it can't be read."""
+    """The table in the user's cache folder; an empty one where it can't be read, or isn't of this device."""
     try:
-        return store.parse(PlanTable, kept_files.read(f"plans/{plans.file_name(device)}") or b"")
+        found = store.parse(PlanTable, kept_files.read(f"plans/{plans.file_name(device)}") or b"")
     except ValueError:
         return PlanTable(device)
+    return found if (found.device, found.schema) == (device, SCHEMA) else PlanTable(device)

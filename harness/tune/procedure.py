@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from harness.ops import Catalogue, Context, Op
 from harness.plans import Entry, Plan
 from harness.processes.supervisor import Workers
 from harness.runner import Observer
+from harness.scenario import Setting
+from harness.scenario.shapes import obstacles
 from harness.tune import declared
 from harness.tune.candidates import Candidate, compiled, kept, legal
 from harness.tune.compiling import Compiling
@@ -147,7 +150,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     home = _folder(wanted)
     named = {declared.name_of(wanted.variant, c.text): c.plan for each in every.values() for c in each}
     plugins = (*wanted.plugins, declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home))
-    with _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
+    with _alone(home), _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
         runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins, Quick(workers, wanted.device))
         search = InParts(wanted, op, home, until, compiling, runs)
         complete = search.run(every, _telling(wanted, observer))
@@ -156,6 +159,17 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         if not search.entries:
             raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
     return Tuned(search.found, tuple(search.entries), search.file, complete)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Refuse a search that another process makes now: it would begin the other's rounds anew, under its hands."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(plans.locked(home, wait=False))
+        except BlockingIOError:
+            raise UsageError("the same search goes on in another process", "wait until it ends, or end it") from None
+        yield
 
 
 def forget(wanted: ToTune) -> None:
@@ -167,6 +181,9 @@ def _op(wanted: ToTune) -> Op:
     op = Catalogue(wanted.plugins)[wanted.op]
     for case in wanted.cases:
         op.refuse(replace(case, variant=wanted.variant))
+        setting = Setting(case.shape, case.choices)
+        if problem := next(obstacles(op, [*op.inputs, *op.outputs], setting, [case.dtype]), ""):
+            raise UsageError(f"{case.id}: {problem}", "name other sizes")
     return op
 
 

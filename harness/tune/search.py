@@ -22,6 +22,7 @@ from harness.processes.supervisor import Workers
 from harness.runner import Observer
 from harness.scenario import Plan
 from harness.tune.candidates import Candidate
+from harness.units import plural
 
 _FACTOR = 3  # fewer candidates in each round, and more time for each
 _LAST = 4  # candidates of the last round, which has all the time that a case of a run has
@@ -161,7 +162,9 @@ class Search:
             for number in range(rounds):
                 # A case with few candidates begins when the others have as few left.
                 due = {case: each for case, each in left.items() if number >= rounds - own[case]}
-                self.watch.observer.note(f"round {number + 1} of {rounds}: {sum(map(len, due.values()))} plans")
+                self.watch.observer.note(
+                    f"round {number + 1} of {rounds}: {plural(sum(map(len, due.values())), 'plan')}"
+                )
                 self._round(number, rounds, due, known)
                 if number + 1 < rounds:
                     left |= {case: self._best(each, known[case]) for case, each in due.items()}

@@ -109,6 +109,10 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
 
 
+def test_one_measurement_is_no_measurements() -> None:
+    assert tune._needed([(1, 0.1)]).startswith("1 measurement in 1 round, ")
+
+
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This processor's table has a plan for 64 rows, and one for 4096 rows that other kernels made."""
@@ -315,6 +319,11 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
         (["chunked", *OPS, "--sizes=M=1,N=1,K=1"], "there is no K; op 'chunked'"),
         (["chunked", *OPS, "--sizes=M=1,N=1,M=2"], "M is given twice; op 'chunked'"),
         (["chunked", *OPS, "--sizes=K=1"], "there is no K"),
+        (["chunked", *OPS, "--sizes=M=9223372036854775808,N=1"], "op 'chunked' can't have this shape: "),
+        (
+            ["window_partition", "--arch=sm_90", "--dry-run", "--sizes=B=1,H=7,W=9,C=96,window=7,shift=0"],
+            "op 'window_partition' can't have this shape: ",
+        ),
         (
             ["nchw_to_nhwc", "--arch=sm_90", "--dry-run", "--sizes=N=1,C=8,H=2,W=2,direction=up"],
             "direction of op 'nchw_to_nhwc' can't be 'up' allowed: to_nhwc, to_nchw",

@@ -78,3 +78,11 @@ def test_a_file_that_is_no_table_is_refused_before_it_is_overwritten(folders: Pa
     plans.write(PlanTable("x", schema=99), file)
     with pytest.raises(UsageError, match="another version"):
         plans.read(file, "x")
+
+
+def test_a_table_that_could_not_be_kept_is_not_told_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the table of before."""
+    device = plans.device_name("cpu")
+    assert plans.write(PlanTable(device, (ENTRY,)))
+    monkeypatch.setattr(kept, "write", lambda *_: None)
+    assert plans.write(PlanTable(device, (ENTRY, replace(ENTRY, shape={"N": 4})))) is None

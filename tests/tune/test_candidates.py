@@ -261,3 +261,34 @@ def test_what_was_dropped_is_not_timed() -> None:
     good, bad = Candidate({"n": 1}), Candidate({"n": 2}, dropped="spills")
     assert kept([good, bad]) == [good]
     assert (good.registers, good.local, good.shared) == (0, 0, 0)
+
+
+def _raising(_: Case) -> dict[str, tuple[int, ...]]:
+    raise ValueError("no such size")
+
+
+@one_test(
+    ("parameters", "rule", "words"),
+    [
+        (lambda _: {"rows": (1, 8)}, {"row": 1}, "the rule's plan isn't legal: it has the parameters row"),
+        (lambda _: {"rows": (1, 8)}, {"rows": 3}, "the rule's plan isn't legal: rows can't be 3"),
+        (lambda _: {"rows": ()}, {"rows": 1}, "the rule's plan isn't legal: rows can't be 1"),
+        (lambda _: {"rows": (1, 8, 8)}, {"rows": 1}, "two plans are written 'rows8'"),
+        (lambda _: {"rows": (1, 8, "8")}, {"rows": 1}, "two plans are written 'rows8'"),
+        (lambda _: [("rows", (1, 8))], {"rows": 1}, "has no attribute 'values'"),
+        (_raising, {"rows": 1}, "ValueError: no such size"),
+    ],
+)
+def test_a_tuning_that_cannot_be_searched_is_an_error_of_its_author(
+    parameters: Callable[[Case], dict[str, tuple[int, ...]]], rule: dict[str, int], words: str
+) -> None:
+    op = Catalogue([PLUGIN])["chunked"]
+    before = op.variants["tuned"]
+    op.variants["tuned"] = replace(before, tuning=Tuning(parameters=parameters, rule=lambda _: rule))
+    try:
+        with pytest.raises(UsageError) as caught:
+            legal(op, case_of("cpu"))
+    finally:
+        op.variants["tuned"] = before
+    assert caught.value.message.startswith("chunked/tuned/float32/M64-N8: tuning of variant 'tuned': ")
+    assert words in caught.value.message

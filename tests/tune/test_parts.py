@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import paths, plans
+from harness.errors import UsageError
 from harness.model import Case, Job, Measurement
 from harness.ops import Catalogue
 from harness.tune import ToTune, forget, procedure, tune
@@ -185,3 +188,47 @@ def test_when_the_time_is_over_while_kernels_are_compiled_the_search_ends(monkey
         assert not search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
         ended.set()
     assert machine.rounds == []
+
+
+def test_the_same_search_in_two_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, Machine(left=4))
+    [home] = (paths.cache() / "tune").iterdir()
+    with plans.locked(home, wait=False), pytest.raises(UsageError, match="the same search goes on in another process"):
+        run(monkeypatch, Machine())
+    assert run(monkeypatch, Machine()).complete
+
+
+def test_a_budget_of_a_thousand_years_is_no_longer_than_a_lock_can_wait() -> None:
+    waits: list[float] = []
+    ready = SimpleNamespace(result=waits.append)
+    until = Until(Silent(), time.monotonic() + 3.2e10)
+    asking: Any = InParts
+    assert asking(WANTED, None, Path(), until, None, Machine())._in_time(ready) is None
+    assert waits == [threading.TIMEOUT_MAX]
+
+
+def test_the_table_is_locked_from_its_reading_to_its_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one of two searches that end together would lose its sizes."""
+    locks = []
+
+    def write(table: plans.PlanTable, file: Path | None = None) -> Path | None:
+        if file is None:
+            with pytest.raises(BlockingIOError), plans.locked(paths.cache(), wait=False):
+                pass
+            locks.append(table)
+        return written(table, file)
+
+    written = plans.write
+    monkeypatch.setattr(plans, "write", write)
+    run(monkeypatch, Machine())
+    assert len(locks) == 2
+
+
+def test_a_table_of_another_device_with_that_file_name_gives_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = plans.device_name("cpu")
+    run(monkeypatch, Machine())
+    [file] = (paths.cache() / "plans").iterdir()
+    file.write_text(file.read_text().replace(f'"{name}"', f'"{name.upper()}"', 1))
+    forget(WANTED)
+    ended = run(monkeypatch, Machine(), replace(WANTED, cases=CASES[2:]))
+    assert [each["shape"]["M"] for each in entries(ended.file)] == [66]

@@ -37,6 +37,8 @@ _STATE = "state"
 _CLOCK = "torch.cuda.streams.Event"
 _WRAPPING = {MethodType, classmethod, staticmethod}
 _IMMUTABLE = 1 << 8  # a flag of types whose functions Python itself keeps
+_ADDING = "transformers"
+"""The library that gives torch's modules a method of its own, `smart_apply`, when its first model is made."""
 _NOTHING = object()
 _UNBELIEVED = "what it measured can't be believed"
 _remembered: dict[str, dict[str, tuple[Any, Any]]] = {}
@@ -83,9 +85,9 @@ def replaced(meanwhile: str = "the case ran") -> str | None:
         # What can't be called any more is gone.
         for name, (value, inside) in (things | dict.fromkeys(known.keys() - things.keys(), (None, None))).items():
             before, then = known.get(name, (_NOTHING, None))
-            if before is _NOTHING and not _hides(owner, name):
+            if before is _NOTHING and (not _hides(owner, name) or _is_of(_ADDING, owner, value)):
                 continue
-            if inside != then if before is value else not _is_of_torch(owner, value):
+            if inside != then if before is value else not _is_of("torch", owner, value):
                 # A function whose code was changed is found in every module that has it.
                 home = value.__module__ if before is value and isinstance(value, FunctionType) else owner
                 what = name if owner == _STATE else f"{home}.{name}"
@@ -156,8 +158,8 @@ def _mode() -> str | None:
     return f"torch's functions are in the mode {names[0]}: end a mode in the call that begins it" if names else None
 
 
-def _is_of_torch(owner: str, value: Any) -> bool:
-    """Whether torch wrote it, which replaces functions of its own when its compiler is loaded; but never the clock.
+def _is_of(library: str, owner: str, value: Any) -> bool:
+    """Whether the library wrote it for torch, but for the clock. Torch replaces functions when its compiler is loaded.
 
     What was there before under another name isn't written for that.
     """
@@ -165,7 +167,7 @@ def _is_of_torch(owner: str, value: Any) -> bool:
         modules: set[Any] = {value.__module__, value.__globals__.get("__name__")}
     else:  # an object of a class of torch may be anybody's
         modules = {value.__module__} if isinstance(value, (type, BuiltinFunctionType)) else set()
-    if not owner.startswith("torch") or owner == _CLOCK or {str(one).split(".")[0] for one in modules} != {"torch"}:
+    if not owner.startswith("torch") or owner == _CLOCK or {str(one).split(".")[0] for one in modules} != {library}:
         return False
     return not any(value is other for things in _remembered.values() for other, _ in things.values())
 

@@ -218,6 +218,18 @@ def test_others_may_not_replace_what_is_torch_s_by_what_torch_wraps_or_makes_for
     assert "torch.nn.functional.linear was replaced" in intact.replaced()
 
 
+def test_transformers_may_add_a_method_to_torch_s_modules_and_replace_none(monkeypatch, guarded):
+    """It adds `smart_apply` when its first model is made, which is while the case runs."""
+    by_it, by_another = of_torch("transformers.modeling_utils"), of_torch("transformed.modeling_utils")
+    monkeypatch.setattr(torch.nn.Module, "smart_apply", by_it, raising=False)
+    assert intact.replaced() is None
+    monkeypatch.setattr(torch.nn.Module, "smart_apply", by_another)
+    assert "smart_apply was replaced" in intact.replaced()
+    monkeypatch.setattr(torch.nn.Module, "smart_apply", by_it)
+    monkeypatch.setattr(torch.nn.Module, "apply", by_it)
+    assert "torch.nn.modules.module.Module.apply was replaced" in intact.replaced()
+
+
 def test_torch_replaces_no_function_of_others_and_no_clock(monkeypatch, own):
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda.streams.Event, "elapsed_time", of_torch())

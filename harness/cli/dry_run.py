@@ -12,9 +12,8 @@ from datetime import timedelta
 
 from harness import devices, limits, units
 from harness.cli.console import open_console
-from harness.cli.estimate import Estimate
-from harness.metrics import Subject
-from harness.model import Job, Limits, Measurement
+from harness.cli.estimate import Estimate, at_best
+from harness.model import Job, Limits
 from harness.ops import Op
 from harness.report import terminal
 from harness.report.tree import Column, Page, Table, text_column
@@ -60,9 +59,7 @@ def _too_large(plan: Plan, kind: str) -> Iterator[tuple[str, int]]:
 def _figures(job: Job, op: Op, known: Limits | None, memory: float) -> tuple[str, ...]:
     """What a row tells. Ops that make their inputs themselves, such as whole steps, don't say what they need."""
     case = job.case
-    variant = op.variants[case.variant]
-    work, timer = op.work_done_by(variant, case.values, case.dtype), variant.timer or op.timer
-    best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).best
+    work, best = op.work_done_by(op.variants[case.variant], case.values, case.dtype), at_best(job, op, known)
     needed = bytes_needed(case, op)
     moved = (units.size(work.read), units.size(work.written)) if work.read + work.written else ("", "")
     much = f"{units.size(needed)}{'' if needed <= memory else ', out of memory'}" if needed else ""

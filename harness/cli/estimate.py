@@ -6,12 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness import devices, limits
+from harness.metrics import Subject
+from harness.model import Job, Limits, Measurement
+from harness.ops import Op
 from harness.scenario import Plan
 
 # Measured on two cores without other work, and over the 2835 cases of the stored runs of an H200.
 _START = 3.0  # seconds until a process has loaded torch
 _BESIDE = 0.25  # seconds of a case besides sampling: compiling our kernels, checking, setting up, calls one by one
 _STEP = 11.0  # seconds of a case besides sampling whose call is a whole step: 211 cases of the stored runs of an H200
+_CALLS = 6  # of a case at least, however long they take; what is done once besides is left out
 _COMPILE = 6.5  # seconds until torch.compile has made its first kernel in a process
 _PROBE = 1.5  # seconds for a probe of limits that are known, and for streams at the end of a run
 _LIMITS = 15.0  # seconds for measuring all streams, unless the device may take less
@@ -36,9 +40,14 @@ class Estimate:
     def make(cls, plan: Plan, kind: str, repeat: int, fresh: bool = False) -> Estimate:
         """The estimate of a plan on this machine, measured by `repeat` processes one after the other."""
         device = devices.kinds()[kind]
-        known = not fresh and not device.missing() and limits.recall(device.machine()) is not None
+        found = None if device.missing() else limits.recall(device.machine())
+        known = found is not None and not fresh
         whole = {name for name, op in plan.ops.items() if op.timer == "steady"}
-        cases = sum(job.timing.max_time + (_STEP if job.case.op in whole else _BESIDE) for job in plan.jobs)
+        cases = sum(
+            max(job.timing.max_time, _CALLS * (at_best(job, plan.ops.get(job.case.op), found) or 0.0))
+            + (_STEP if job.case.op in whole else _BESIDE)
+            for job in plan.jobs
+        )
         once = _START + _COMPILE * len(plan.ops)
         return cls(
             start=_START,
@@ -66,3 +75,12 @@ class Estimate:
     def of(self, count: int) -> float:
         """Seconds if only `count` measurements are left to do."""
         return self.before + count * self.each + self.after
+
+
+def at_best(job: Job, op: Op | None, known: Limits | None) -> float | None:
+    """Seconds that a call of a case takes on this machine at best; None where the op or the limits aren't known."""
+    if op is None or known is None:
+        return None
+    case, variant = job.case, op.variants[job.case.variant]
+    work, timer = op.work_done_by(variant, case.values, case.dtype), variant.timer or op.timer
+    return Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).best

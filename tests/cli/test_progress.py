@@ -139,6 +139,19 @@ def test_an_estimate_counts_everything(job: Callable[..., Job], monkeypatch: pyt
     assert Estimate.make(plan, "cpu", repeat=2, fresh=True) == first
 
 
+def test_an_estimate_knows_that_calls_take_long_on_a_slow_machine(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a large model takes an hour on a CPU; the estimate was of some seconds a case."""
+    plan = Plan((), (job("fine"), job("slow")), {})
+    monkeypatch.setattr("harness.limits.recall", lambda _: Limits())
+    quick = Estimate.make(plan, "cpu", repeat=1)
+    monkeypatch.setattr("harness.cli.estimate.at_best", lambda *_: 1000.0)
+    assert Estimate.make(plan, "cpu", repeat=1).total - quick.total > 2 * 6 * 999
+    monkeypatch.setattr("harness.cli.estimate.at_best", lambda *_: 1e-6)
+    assert Estimate.make(plan, "cpu", repeat=1) == quick
+
+
 def test_whole_steps_take_longer_to_set_up(job: Callable[..., Job]) -> None:
     """Steps took 11 s beside their samples; other cases a quarter of a second."""
     jobs = (job("fine"), job("slow"))

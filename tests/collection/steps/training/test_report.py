@@ -301,7 +301,7 @@ def test_a_noisy_rung_has_an_error_bar_and_a_steady_one_has_none(ladder: Make, m
     low, high = group.rates("graph")
     assert (low, high) == pytest.approx((64 / 0.07, 64 / 0.05), rel=0.01)
     assert group.rates("attention") == (group.rate("attention"),) * 2
-    drawn = []
+    drawn: list[Any] = []
 
     def looked_at(figure: Any, path: Path) -> list[Path]:
         (axes,) = figure.axes

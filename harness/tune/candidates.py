@@ -45,7 +45,7 @@ def legal(op: Op, case: Case) -> list[Candidate]:
     """All legal plans at a case, the rule's first; none where the rule has none.
 
     Raises UsageError if the variant has no tuning, or if its tuning raises, has a value twice, or has a rule whose plan
-    isn't legal.
+    isn't made of the parameters' values.
     """
     tuning = _tuning(op, case.variant)
     whose = f"{case.id}: tuning of variant '{case.variant}'"
@@ -54,7 +54,8 @@ def legal(op: Op, case: Case) -> list[Candidate]:
         if rule is None:
             return []
         plans = list(legal_plans(tuning, case))
-        obstacle = tuning.obstacle(case, rule)
+        # `refuse` may only say that a plan isn't worth a try; the rule's is taken without a table, so it is timed.
+        obstacle = replace(tuning, refuse=None).obstacle(case, rule)
     except UsageError:
         raise
     except Exception as error:
@@ -63,7 +64,8 @@ def legal(op: Op, case: Case) -> list[Candidate]:
         ) from error
     if obstacle:
         raise UsageError(
-            f"{whose}: the rule's plan isn't legal: {obstacle}", "give a rule that is a legal plan, or None"
+            f"{whose}: the rule's plan is none of the plans: {obstacle}",
+            "give a rule that has a value of each parameter, or None",
         )
     found = [Candidate(dict(rule), rule=True), *(Candidate(plan) for plan in plans if plan != dict(rule))]
     texts = Counter(each.text for each in found)

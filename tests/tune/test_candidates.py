@@ -270,9 +270,9 @@ def _raising(_: Case) -> dict[str, tuple[int, ...]]:
 @one_test(
     ("parameters", "rule", "words"),
     [
-        (lambda _: {"rows": (1, 8)}, {"row": 1}, "the rule's plan isn't legal: it has the parameters row"),
-        (lambda _: {"rows": (1, 8)}, {"rows": 3}, "the rule's plan isn't legal: rows can't be 3"),
-        (lambda _: {"rows": ()}, {"rows": 1}, "the rule's plan isn't legal: rows can't be 1"),
+        (lambda _: {"rows": (1, 8)}, {"row": 1}, "the rule's plan is none of the plans: it has the parameters row"),
+        (lambda _: {"rows": (1, 8)}, {"rows": 3}, "the rule's plan is none of the plans: rows can't be 3"),
+        (lambda _: {"rows": ()}, {"rows": 1}, "the rule's plan is none of the plans: rows can't be 1"),
         (lambda _: {"rows": (1, 8, 8)}, {"rows": 1}, "two plans are written 'rows8'"),
         (lambda _: {"rows": (1, 8, "8")}, {"rows": 1}, "two plans are written 'rows8'"),
         (lambda _: [("rows", (1, 8))], {"rows": 1}, "has no attribute 'values'"),

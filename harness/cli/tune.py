@@ -161,6 +161,8 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
             typer.echo("interrupted; the same command goes on", err=True)
             raise typer.Exit(130) from None
         _tell(found)
+        if found.entries and not found.file:
+            raise MachineError("the table couldn't be kept", "make room, or set HARNESS_CACHE to another folder")
         sizes += len(found.entries)
         if not found.complete:
             typer.echo(f"the time is over; {plural(sizes, 'size')} in the table; the same command goes on", err=True)
@@ -393,5 +395,5 @@ def _tell(result: Tuned) -> None:
         plan = ".".join(f"{name}{value}" for name, value in best.plan.items())
         kept = "the rule's plan stays" if best.rule else plan
         typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
-    if result.entries:
-        typer.echo(f"table: {result.file}" if result.file else "the table couldn't be kept: see HARNESS_CACHE")
+    if result.file:
+        typer.echo(f"table: {result.file}")

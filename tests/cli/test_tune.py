@@ -218,7 +218,7 @@ def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp
 class Searches:
     """Stands for the searches of ops. ends: how each ends. told: what was asked for, and what was forgotten."""
 
-    ends: dict[str, bool | BaseException]
+    ends: dict[str, bool | Tuned | BaseException]
     told: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     raised: Any = None
@@ -229,7 +229,7 @@ class Searches:
         end = self.ends[wanted.op]
         if isinstance(end, BaseException):
             raise end
-        return Tuned({}, (), None, end)
+        return end if isinstance(end, Tuned) else Tuned({}, (), None, end)
 
     def forget(self, wanted: ToTune) -> None:
         self.told.append(f"forget {wanted.op}")
@@ -239,7 +239,7 @@ class Searches:
 def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
     """Begins a search of several ops, with given ends, that raises what it must."""
 
-    def begin(error: type[BaseException] | None = None, **ends: bool | BaseException) -> Searches:
+    def begin(error: type[BaseException] | None = None, **ends: bool | Tuned | BaseException) -> Searches:
         found = Searches(ends)
         monkeypatch.setattr(harness.tune, "tune", found.tune)
         monkeypatch.setattr(harness.tune, "forget", found.forget)
@@ -270,6 +270,17 @@ def test_an_interrupted_search_says_that_the_same_command_goes_on(
     assert found.told == ["a", "b"]
     assert found.raised.exit_code == 130
     assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+
+
+def test_a_table_that_could_not_be_kept_is_an_error_and_nothing_measured_is_forgotten(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry: Any = "an entry"
+    lost = Tuned({}, (entry,), None, complete=True)
+    found = search(MachineError, a=lost, b=True)
+    assert found.told == ["a"]
+    assert found.raised.message == "the table couldn't be kept"
+    assert capsys.readouterr().out == ""
 
 
 def test_an_op_that_fails_keeps_no_other_from_its_search(

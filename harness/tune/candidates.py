@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from harness import cuda
-from harness.errors import CompileError, UsageError, brief, described
+from harness.errors import CompileError, HarnessError, UsageError, brief, described
 from harness.model import Case, Value
 from harness.ops import Built, Op, Tuning
 from harness.tune.compiling import Compiling
@@ -123,7 +123,15 @@ def _kernels(op: Op, case: Case, candidate: Candidate) -> list[tuple[Path, Built
     if tuning.kernels is None or case.device != "cuda":
         return []
     file = op.variants[case.variant].file
-    return [(op.find(built.file, file), built) for built in tuning.kernels(case, candidate.plan)]
+    try:
+        return [(op.find(built.file, file), built) for built in tuning.kernels(case, candidate.plan)]
+    except HarnessError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{case.id}: kernels of variant '{case.variant}', plan '{candidate.text}': {brief(described(error))}",
+            "kernels(case, plan) gives what each legal plan compiles; refuse(case, plan) keeps others out",
+        ) from error
 
 
 def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:

@@ -152,7 +152,7 @@ class InParts:
         if made:
             device = plans.device_name(self.wanted.device)
             with plans.locked(self.wanted.output.parent if self.wanted.output else paths.cache(), wait=True):
-                there = plans.read(self.wanted.output, device) if self.wanted.output else _own(device)
+                there = plans.read(self.wanted.output, device) if self.wanted.output else own_table(device)
                 self.file = plans.write(plans.merged(there, made), self.wanted.output)
 
     def _entry(self, case: Case, facts: Sequence[Candidate], found: Ranking) -> Entry:
@@ -175,10 +175,19 @@ class InParts:
         )
 
 
-def _own(device: str) -> PlanTable:
-    """The table in the user's cache folder; an empty one where it can't be read, or isn't of this device."""
+def own_table(device: str) -> PlanTable:
+    """The table in the user's cache folder; an empty one where it is damaged, or isn't of this device.
+
+    Raises UsageError for one that another version of the harness wrote, whose plans would be lost.
+    """
+    name = f"plans/{plans.file_name(device)}"
     try:
-        found = store.parse(PlanTable, kept_files.read(f"plans/{plans.file_name(device)}") or b"")
+        found = store.parse(PlanTable, kept_files.read(name) or b"")
     except ValueError:
         return PlanTable(device)
-    return found if (found.device, found.schema) == (device, SCHEMA) else PlanTable(device)
+    if found.schema != SCHEMA:
+        raise UsageError(
+            f"{kept_files.place(name)}: another version of the harness wrote it",
+            "remove it, or write the plans into a file of their own: --output FILE.json",
+        )
+    return found if found.device == device else PlanTable(device)

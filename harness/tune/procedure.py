@@ -24,7 +24,7 @@ from harness.scenario.shapes import obstacles
 from harness.tune import declared
 from harness.tune.candidates import Candidate, compiled, kept, legal
 from harness.tune.compiling import Compiling
-from harness.tune.parts import InParts
+from harness.tune.parts import InParts, own_table
 from harness.tune.search import Quick, Ranking, Until, in_runs
 
 _TOLD = 25
@@ -141,9 +141,11 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     where nothing can be measured.
     """
     until = Until(observer, time.monotonic() + wanted.seconds)
+    # They raise before anything is timed where the table can't be written.
     if wanted.output:
-        # It raises before anything is timed where the table can't be written there.
         plans.read(wanted.output, plans.device_name(wanted.device))
+    else:
+        own_table(plans.device_name(wanted.device))
     op = _op(wanted)
     every = _legal(op, wanted)
     refuse_none(wanted, every.values())

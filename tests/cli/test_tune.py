@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import harness.tune
-from harness import paths, plans
+from harness import kept, paths, plans
 from harness.cli import app, tune
 from harness.errors import Exit, MachineError, UsageError
 from harness.ops import Catalogue
@@ -88,6 +88,15 @@ def test_a_table_of_another_device_is_refused_before_anything_is_timed(tmp_path:
     result = invoke(*SEARCH, f"--output={file}")
     assert result.exit_code == 2, result.output
     assert "is the table of another" in " ".join(result.output.split())
+    assert "round" not in result.output
+
+
+def test_a_table_of_another_version_in_the_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    kept.write(f"plans/{plans.file_name(plans.device_name('cpu'))}", b'{"schema": 99, "device": "x", "entries": []}')
+    result = invoke(*SEARCH)
+    assert result.exit_code == 2, result.output
+    assert "another version of the harness wrote it" in " ".join(result.output.split())
     assert "round" not in result.output
 
 

@@ -175,6 +175,18 @@ def test_what_has_not_begun_when_a_search_ends_is_not_compiled(op: Op, monkeypat
     assert compiled_macros == ["fine"]
 
 
+def test_kernels_that_raise_are_an_error_of_their_author(op: Op) -> None:
+    def kernels(_: Case, plan: Mapping[str, Value]) -> list[Built]:
+        raise KeyError(plan["threads"])
+
+    tuning = op.variants["tuned"].tuning
+    assert tuning
+    op.variants["tuned"] = replace(op.variants["tuned"], tuning=replace(tuning, kernels=kernels))
+    with cuda.assuming(KNOWN["sm_90"]), pytest.raises(UsageError) as caught:
+        candidates(op, case_of())
+    assert "kernels of variant 'tuned', plan 'threads256.wayfine': KeyError: 256" in caught.value.message
+
+
 def test_newer_architectures_allow_more(op: Op) -> None:
     with cuda.assuming(KNOWN["sm_90"]):
         why = {each.text: each.dropped for each in candidates(op, case_of())}

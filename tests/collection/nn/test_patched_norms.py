@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 from harness import nn as ours

@@ -21,8 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from harness.collection.nn._dropout import dropout
-from harness.collection.nn._patched_norms import layer_norm, rms_norm
-from harness.collection.nn._softmax import softmax
+from harness.collection.nn._patched_compiled import layer_norm, rms_norm, softmax
 
 Found = tuple[str, str, str, Callable[[], object] | None]
 _TRIED = ((4,), (2, 3), (2, 3, 5))

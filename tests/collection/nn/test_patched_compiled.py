@@ -1,4 +1,4 @@
-"""Norms of a patched model under torch.compile and autocast: the forward is torch's, the backward ours, of halves."""
+"""Under torch.compile and autocast a patched norm has torch's forward and our backward, and softmax is torch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 from harness import nn as ours
-from harness.collection.nn import _patched_norms
+from harness.collection.nn import _patched_compiled
 from tests.one_test import one_test
 
 WIDTH, EPS = 16, 1e-6
@@ -114,7 +114,7 @@ def test_the_forward_is_torchs_and_the_gradients_are_as_near_to_float32_as_torch
 def test_the_gradient_is_exact_but_for_the_type_in_which_rows_are_kept(kind):
     x = (torch.randn(4, 3, WIDTH) + 2).requires_grad_()
     vectors = [nn.Parameter(torch.rand(WIDTH) + 0.5) for _ in range(2 if kind == "layer_norm" else 1)]
-    function = _patched_norms._LayerNorm if kind == "layer_norm" else _patched_norms._RMSNorm
+    function = _patched_compiled._LayerNorm if kind == "layer_norm" else _patched_compiled._RMSNorm
     slopes = torch.randn(4, 3, WIDTH)
     y = function.apply(x, *vectors, EPS, torch.float32)
     want = getattr(functional, kind)(x, (WIDTH,), *vectors, eps=EPS)
@@ -137,6 +137,36 @@ def test_of_halves_and_without_autocast_the_forward_is_ours(given, dtype):
     assert graphs == [{"layer_norm": 1}, {"layer_norm_grad": 1}]
 
 
+class Scores(nn.Module):  # type: ignore[misc] # torch has no types
+    """Softmax as a module, and as a function, after the addition of a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.softmax = nn.Softmax(-1)
+
+    def forward(self, x):
+        return self.softmax(x + 1) * (x - 1).softmax(-1)
+
+
+@one_test(
+    ("given", "dtype", "wanted"),
+    [
+        (torch.float32, torch.bfloat16, [{}, {}]),
+        (torch.bfloat16, torch.bfloat16, [{"softmax": 2}, {"softmax_grad": 2}]),
+        (torch.float32, None, [{"softmax": 2}, {"softmax_grad": 2}]),
+    ],
+)
+def test_softmax_of_float32_under_autocast_is_torchs(given, dtype, wanted):
+    model, x = nn.Sequential(Scores()), torch.randn(3, WIDTH).to(given)
+    patched = copy.deepcopy(model)
+    assert len(ours.patch(patched).swapped) == 2
+    call, graphs = compiled(patched)
+    got, want = results(call, patched, x, dtype), results(model, model, x, dtype)
+    assert graphs == wanted
+    assert max(distance(got[name], want[name]) for name in got) < 1e-2
+    assert given != torch.float32 or got["y"].dtype == want["y"].dtype
+
+
 def test_vectors_in_halves_beside_a_float32_x_are_rounded_as_before():
     norm = nn.LayerNorm(WIDTH, dtype=torch.bfloat16)
     ours.patch(nn.Sequential(norm))
@@ -150,7 +180,7 @@ def test_a_call_that_is_not_compiled_is_ours(monkeypatch):
     def refuse(*_):
         raise AssertionError("torch's forward is for compilers")
 
-    monkeypatch.setattr(_patched_norms._LayerNorm, "apply", refuse)
+    monkeypatch.setattr(_patched_compiled._LayerNorm, "apply", refuse)
     _, patched = models()
     assert results(patched, patched, torch.randn(3, WIDTH))["x"] is not None
 

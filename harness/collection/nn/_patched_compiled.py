@@ -1,11 +1,11 @@
-"""Norms of a patched model while a compiler reads it: torch's forward, our backward.
+"""Norms and softmax of a patched model while a compiler reads it: what of them is torch's there, and what is ours.
 
-A compiler fuses torch's operations of a norm with what makes the norm's input, such as the addition of a residual, and
-with the cast of what the norm gives. It can't look into our operator, so that both have a pass over memory of their
-own: in float32, which a residual stream has under autocast, this takes longer than our kernel saves. Backwards ours
-gains, since it makes the sums over columns in the same pass; the more so in halves, which the gradient of what the norm
-gives has anyway. Where the input is in halves, it was made by an operator of ours as a rule, such as
-bias_dropout_residual: there is nothing to fuse, so the forward is ours, too.
+A compiler fuses torch's operations with what makes their input, such as the addition of a residual or of a mask, and
+with the cast of what they give. It can't look into our operators, so that each of these has a pass over memory of its
+own. In float32, which a residual stream has under autocast, this takes longer than our kernels save. So the forward is
+torch's there. In the backward of a norm ours gains, since one kernel makes the sums over rows and over columns. It
+works in halves, which the gradient of what the norm gives has anyway. Where the input is in halves, it was made by an
+operator of ours as a rule, such as bias_dropout_residual: there is nothing to fuse, so the forward is ours, too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from harness.collection.nn import _rows
+from harness.collection.nn import _rows, _softmax
 from harness.collection.nn._operators import is_for_torch
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -31,6 +32,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute nn.rms_norm(). In a compiled model the gradient of a float32 x under autocast is made of halves."""
     halves = _halves_for(x, weight)
     return _rows.rms_norm(x, weight, eps) if halves is None else _RMSNorm.apply(x, weight, eps, halves)
+
+
+def softmax(x: Tensor, dim: int) -> Tensor:
+    """Compute nn.softmax(). In a compiled model torch computes that of a float32 x under autocast."""
+    return _softmax.softmax(x, dim) if _halves_for(x) is None else functional.softmax(x, dim)
 
 
 def _halves_for(x: Tensor, *vectors: Tensor) -> torch.dtype | None:

@@ -21,8 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from harness.collection.nn._dropout import dropout
-from harness.collection.nn._rows import layer_norm, rms_norm
-from harness.collection.nn._softmax import softmax
+from harness.collection.nn._patched_compiled import layer_norm, rms_norm, softmax
 
 Found = tuple[str, str, str, Callable[[], object] | None]
 _TRIED = ((4,), (2, 3), (2, 3, 5))
@@ -296,8 +295,9 @@ def _call_layer_norm(
 
 
 def _call_rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor | None:
-    fits = weight is not None and eps is not None and len(normalized_shape) == 1
-    return rms_norm(input, weight, eps) if fits else None
+    if weight is None or eps is None or len(normalized_shape) != 1:
+        return None
+    return rms_norm(input, weight, eps)
 
 
 def _call_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:

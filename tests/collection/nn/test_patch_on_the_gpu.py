@@ -32,3 +32,24 @@ def test_ours_run_until_a_module_gets_a_hook(compiled):
     model.bn.register_forward_hook(lambda *_: calls.append("bn"))
     assert launched(model) == {"bias_dropout_residual"}
     assert calls == ["bn"]
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_of_a_float32_norm_under_autocast_a_compiler_has_the_forward_and_we_the_backward(norm):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(norm(768, eps=1e-6)).cuda()
+    plain = copy.deepcopy(model)
+    x, wanted = (torch.randn(64, 197, 768, device="cuda") for _ in range(2))
+    assert ours.patch(model).swapped
+
+    def slopes(model, call):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = torch.nn.functional.linear(call(given), torch.eye(768, device="cuda"))
+        return torch.autograd.grad((y.float() * wanted).sum(), [given, *model.parameters()])
+
+    before = LAUNCHED.copy()
+    made = slopes(model, torch.compile(model, fullgraph=True))
+    assert (LAUNCHED - before).keys() == {"layer_norm_grad" if norm is torch.nn.LayerNorm else "rms_norm_grad"}
+    for one, other in zip(made, slopes(plain, plain), strict=True):
+        assert (one - other).norm() < 1e-2 * other.norm()

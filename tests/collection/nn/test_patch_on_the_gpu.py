@@ -53,3 +53,22 @@ def test_of_a_float32_norm_under_autocast_a_compiler_has_the_forward_and_we_the_
     assert (LAUNCHED - before).keys() == {"layer_norm_grad" if norm is torch.nn.LayerNorm else "rms_norm_grad"}
     for one, other in zip(made, slopes(plain, plain), strict=True):
         assert (one - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("side", "dtype"), [(16, torch.bfloat16), (4, torch.float16), (14, torch.bfloat16)])
+def test_a_convolution_into_patches_has_the_numbers_and_the_gradients_of_torchs(side, dtype, compiled):
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, 96, side, side).cuda()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 3, 4 * side, 5 * side, device="cuda")
+    assert ours.patch(model).swapped
+
+    def slopes(model, call):
+        with torch.autocast("cuda", dtype):
+            y = call(x)
+        return y.float(), *torch.autograd.grad(y.float().square().mean(), [*model.parameters()])
+
+    made = slopes(model, torch.compile(model, fullgraph=True) if compiled else model)
+    for one, other in zip(made, slopes(plain, plain), strict=True):
+        assert (one - other).norm() < 1e-2 * other.norm()

@@ -1,0 +1,63 @@
+"""Convolutions that cut an image into patches, as the first layer of a ViT or a Swin does, as one product of matrices.
+
+Where the stride is the kernel, each number of the image is read once, so the convolution is a linear layer over rows of
+patches. For 3 channels cuDNN 9 has nothing that computes in halves on tensor cores: of ViT-B's step on an H200 it takes
+an implicit product in float32, and turns the layout of the image before it. Where the number of channels is a multiple
+of 8 cuDNN does well, and the convolution stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.collection.nn._patched_modules import Found, swap, untouchable
+
+_HALVES = (torch.float16, torch.bfloat16)
+_ALIGNED = 8  # channels of 2 bytes that are 16 bytes, as tensor cores want them
+
+
+def convolutions(model: nn.Module) -> Iterator[Found]:
+    """Swap convolutions into patches of images with few channels; other convolutions aren't told of."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Conv2d and _cuts(module):
+            if why := untouchable(module):
+                yield name, "Conv2d", why, None
+            else:
+                yield name, "Conv2d", "a product of patches, in halves", swap(module, _product)
+
+
+def _cuts(module: nn.Conv2d) -> bool:
+    """Whether a convolution reads each number of an image of few channels once."""
+    apart = module.stride == module.kernel_size and module.padding in ((0, 0), "valid") and module.dilation == (1, 1)
+    return apart and module.groups == 1 and max(module.kernel_size) > 1 and module.in_channels % _ALIGNED > 0
+
+
+def _product(module: Any, x: Tensor) -> Tensor:
+    if not _fits(module, x):
+        return nn.Conv2d.forward(module, x)
+    (down, right), (images, channels, height, width) = module.kernel_size, x.shape
+    tiles = x.reshape(images, channels, height // down, down, width // right, right).permute(0, 2, 4, 1, 3, 5)
+    y = functional.linear(tiles.flatten(3), module.weight.flatten(1), module.bias).permute(0, 3, 1, 2)
+    # In the layout that the convolution gives, on which a caller may rely.
+    return y if _lies_as_nhwc(x) or _lies_as_nhwc(module.weight) else y.contiguous()
+
+
+def _fits(module: Any, x: Tensor) -> bool:
+    """Whether the product is in halves, and the patches cover the image."""
+    if x.ndim != len("NCHW") or x.shape[1] != module.in_channels or not x.numel():
+        return False
+    if any(size % side for size, side in zip(x.shape[2:], module.kernel_size, strict=True)):
+        return False
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device) in _HALVES and x.dtype in (torch.float32, *_HALVES)
+    return x.dtype in _HALVES and module.weight.dtype == x.dtype
+
+
+def _lies_as_nhwc(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

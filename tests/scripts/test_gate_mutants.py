@@ -58,7 +58,12 @@ def test_the_words_of_a_group_gate_its_cases_of_the_scenario_ci(
     """As the real command line takes them; `harness gate ci` is another command."""
     requests: list[Any] = []
     monkeypatch.setattr(gate, "_paired", requests.append)
-    monkeypatch.setattr(gate, "_finish", lambda _, folder: requests.append(folder) or 0)
+
+    def finish(_made: Any, folder: Path) -> int:
+        requests.append(folder)
+        return 0
+
+    monkeypatch.setattr(gate, "_finish", finish)
     noise, folder = tmp_path / "noise.json", tmp_path / "out"
     done = CliRunner().invoke(cli.app, SCRIPT.words(MUTANTS, noise, folder))
     assert done.exit_code == 0, done.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -28,7 +28,8 @@ from harness.scenario import Selection
 class Asking:
     """What the user asks for. files: scenarios; folders: which of them were named as folders; wanted: their cases.
 
-    nursery: from which the processes that are asked are forked, on a device of the host.
+    nursery: from which the processes that are asked are forked, on a device of the host. before_judging: is called
+    with both sides and their cases, when these are known, and before the base judges what the working tree computes.
     """
 
     files: tuple[Path, ...]
@@ -38,6 +39,7 @@ class Asking:
     selection: Selection
     observer: GateObserver
     nursery: Nursery
+    before_judging: Callable[[Mapping[Side, Checkout], Cases], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,18 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         with used_code.watched(repository, codes.values()) as opened:
             after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened, now.root)
         used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
+        codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
         # What is right may be said by any file, so the same code needs no judge, unless several ranks use more of it.
-        jobs = _to_judge(cases, before.right & after.right, kind)
-        judged = judging.judged(of_base, of_now, [job for job in jobs if job.case.world > 1 or not used.same])
+        jobs = [
+            job for job in _to_judge(cases, before.right & after.right, kind) if job.case.world > 1 or not used.same
+        ]
+        if jobs:
+            asking.before_judging(codes, cases)
+        judged = judging.judged(of_base, of_now, jobs)
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     gone = _unplugged(base, now) if cases.untold else ()
     cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
     same = _same(cases, used, (before, after))
-    codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used, kind), judged)
 
 

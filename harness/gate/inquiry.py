@@ -60,7 +60,7 @@ class Inquired:
 def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
     """Ask the base, then the working tree. Raises what `Workers.survey` and `common` raise."""
     try:
-        return _inquire(asking, repository, codes, kind)
+        return _inquire(asking, repository, codes, kind, ahead=not devices.kinds()[kind].on_host)
     except HarnessError as error:
         base = codes["base"]
         if base.own_root is None:
@@ -73,7 +73,10 @@ def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkou
         return replace(found, same=False, measuring=f"{text}: {why}")
 
 
-def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
+def _inquire(
+    asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str, *, ahead: bool = False
+) -> Inquired:
+    """ahead: whether both processes load torch at the same time, before any code of a side runs."""
     base, now = codes["base"], codes["now"]
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
@@ -87,6 +90,11 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         base.workers(kind, listen=trees["base"], nursery=nursery) as of_base,
         now.workers(kind, listen=trees["now"], nursery=nursery) as of_now,
     ):
+        for workers in (of_base, of_now) if ahead else ():
+            workers.load()
+        for workers in (of_base, of_now) if ahead else ():
+            # What is opened while the base is watched is to be the base's.
+            workers.wait_until_loaded()
         with used_code.watched(repository, codes.values()) as opened:
             with _named(base):
                 surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from harness import paths
@@ -68,10 +68,10 @@ class UsedFiles:
 
     trees: folders of the code that is measured, the repository's last. What lies in none of them counts unless it is of
     this Python, of the system, of the harness or of its cache, or pip has installed it. Modules that were installed
-    from the repository count wherever they lie.
+    from the repository count wherever they lie. before: modules that start the process; all until now unless told.
     """
 
-    def __init__(self, trees: Sequence[Path]) -> None:
+    def __init__(self, trees: Sequence[Path], before: Sequence[ModuleType] = ()) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
         self._trees = [str(tree.resolve()) for tree in trees]
         self._opened, self._tried = set[str](), set[str]()
@@ -86,7 +86,8 @@ class UsedFiles:
         self._installed = Installed(entry for entry in sys.path if not self._tree(_real(entry)))
         self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
         # What starts this process comes from outside of the code that is measured.
-        self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
+        early = before or list(sys.modules.values())
+        self._before = {file for module in early if isinstance(file := getattr(module, "__file__", None), str)}
         self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
         for name in ("stat", "lstat", "access", "readlink"):
@@ -161,8 +162,7 @@ class UsedFiles:
         return {**inside, "": [*here, *kept, *map(str, own)]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
-        there = not self._is_software(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
-        return there and os.access(file, os.R_OK)
+        return not self._is_software(file, left_out) and os.path.isfile(file) and os.access(file, os.R_OK)  # noqa: PTH113
 
     def _is_software(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         """Whether a file is left out, or is as pip has installed it, in whatever folder that is of no side's."""

@@ -203,13 +203,20 @@ def test_the_processes_of_a_side_begin_with_what_its_ops_set() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
     """What both sides say, each of variables of its own. untold: what isn't known of the base's scenarios."""
 
-    def make(*untold: str, jobs: tuple[Job, ...] = (), log: list[Any] | None = None) -> inquiry.Inquired:
+    def make(
+        *untold: str, jobs: tuple[Job, ...] = (), log: list[Any] | None = None, on_host: bool = True
+    ) -> inquiry.Inquired:
+        noted: list[Any] = [] if log is None else log
         told: dict[Side, Any] = {"base": (("OMP_NUM_THREADS", "4"),), "now": (("OMP_NUM_THREADS", None),)}
         code = Checkout(CODE, None, ())
-        workers = SimpleNamespace(survey=lambda *_: None)
+
+        def workers(side: str) -> Any:
+            calls = {name: lambda *_, name=name: noted.append((side, name)) for name in ("load", "wait_until_loaded")}
+            return nullcontext(SimpleNamespace(survey=lambda *_: None, **calls))
+
         sides: dict[Side, Any] = {
             side: SimpleNamespace(
-                trees=(), root=side, own_root=None, workers=lambda *_, **__: nullcontext(workers),
+                trees=(), root=side, own_root=None, workers=lambda *_, side=side, **__: workers(side),
                 with_variables=code.with_variables, code=CODE, folder=Path("/r"),
                 plugins=(Path("/r/ops.py"),) if side == "now" else (),
             )
@@ -221,9 +228,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
             return Probed({}, frozenset(), frozenset(), True, True, right, {}, told[root])
 
         monkeypatch.setattr(used_code, "probe", probe)
-        monkeypatch.setattr(used_code, "watched", lambda *_: nullcontext())
+
+        def watched(*_: object) -> Any:
+            if not on_host:
+                noted.append("watched")
+            return nullcontext()
+
+        monkeypatch.setattr(used_code, "watched", watched)
         monkeypatch.setattr(used_code, "compared", lambda *_: UsedCode())
-        noted: list[Any] = [] if log is None else log
 
         def judged(_base: object, _now: object, asked: list[Job]) -> tuple[()]:
             noted.append(asked)
@@ -232,7 +244,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
         monkeypatch.setattr(judging, "judged", judged)
         monkeypatch.setattr(submodules, "absent", lambda _: [])
         monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": jobs, "now": jobs}, untold=untold))
-        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": Cpu()}))
+        device: Any = type("Device", (Cpu,), {"on_host": on_host})()
+        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": device}))
         repository: Any = SimpleNamespace(top=Path("/r"), package=None, old=lambda *_: (), new=lambda *_: ())
         asking: Any = MagicMock(files=(), folders=(), wanted=SimpleNamespace(files=(), broken={}, jobs=()))
         asking.before_judging = lambda codes, _: noted.append({side: codes[side].around.variables for side in codes})
@@ -257,6 +270,16 @@ def test_what_comes_next_is_told_of_both_sides_before_the_base_judges(asked: Cal
     log.clear()
     asked(log=log)
     assert log == [[]]
+
+
+def test_beside_a_device_both_processes_have_loaded_torch_before_the_base_is_watched(
+    asked: Callable[..., inquiry.Inquired],
+) -> None:
+    """Else what the process of the working tree opens meanwhile would look as if the base had opened it."""
+    log = list[Any]()
+    asked(log=log, on_host=False)
+    loading = [(side, what) for what in ("load", "wait_until_loaded") for side in ("base", "now")]
+    assert log == [*loading, "watched", "watched", []]
 
 
 def test_what_is_not_known_of_the_base_is_told_with_the_file_of_ops_that_it_lacks(

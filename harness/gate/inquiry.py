@@ -76,7 +76,7 @@ def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkou
 def _inquire(
     asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str, *, ahead: bool = False
 ) -> Inquired:
-    """ahead: whether both processes load torch at the same time, before any code of a side runs."""
+    """What `inquire` finds. ahead: whether both processes load torch at the same time, before code of a side runs."""
     base, now = codes["base"], codes["now"]
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)

@@ -86,8 +86,8 @@ class UsedFiles:
         self._installed = Installed(entry for entry in sys.path if not self._tree(_real(entry)))
         self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
         # What starts this process comes from outside of the code that is measured.
-        early = before or list(sys.modules.values())
-        self._before = {file for module in early if isinstance(file := getattr(module, "__file__", None), str)}
+        early = before or [*sys.modules.values()]
+        self._before = {f for m in early if isinstance(f := getattr(m, "__file__", None), str)}
         self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
         for name in ("stat", "lstat", "access", "readlink"):
@@ -162,7 +162,8 @@ class UsedFiles:
         return {**inside, "": [*here, *kept, *map(str, own)]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
-        return not self._is_software(file, left_out) and os.path.isfile(file) and os.access(file, os.R_OK)  # noqa: PTH113
+        there = not self._is_software(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
+        return there and os.access(file, os.R_OK)
 
     def _is_software(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         """Whether a file is left out, or is as pip has installed it, in whatever folder that is of no side's."""
@@ -220,8 +221,7 @@ class UsedFiles:
         file = _full(arguments[named])
         if not _OF_PIP.fullmatch(file) or self._tree(file) or self._is_called_by_a_side(_OF_IMPORTS[:1]):
             self._opened.add(file)  # else Python or a library merely looks which packages there are
-        if event == "open":
-            self._tried.add(file)
+        self._tried |= {file} if event == "open" else set()
 
     def _is_called_by_a_side(self, without: Sequence[str] = ()) -> bool:
         """Whether a function of the trees, but not of the harness, calls now, itself or by a library.

@@ -15,8 +15,9 @@ from pathlib import Path
 
 NAMES = frozenset({"site-packages", "dist-packages"})
 """The names of folders with nothing but what was installed."""
-_TOGETHER = 60.0
+_TOGETHER = 5.0
 """Seconds between the list and the file INSTALLER: pip writes both in a tenth of a second, and a copy takes longer."""
+_LIST = "RECORD"
 _COLUMNS = 3
 _ALGORITHM = "sha256="
 
@@ -25,7 +26,7 @@ class Installed:
     """What pip has installed into some folders of modules.
 
     Make it before code of a side runs in the process: what the lists say later doesn't count. folders: those in which
-    pip has installed something, without the folders in NAMES.
+    pip has installed something, without the folders in NAMES. lists: the files that say so.
     """
 
     def __init__(self, path: Iterable[str]) -> None:
@@ -36,6 +37,7 @@ class Installed:
         for file, content in (found for files in lists.values() for found in files):
             self._listed.setdefault(file, set()).add(content)
         self.folders = frozenset(folder for folder, files in lists.items() if files)
+        self.lists = frozenset(file for file in self._listed if file.endswith(f".dist-info/{_LIST}"))
 
     def has(self, file: str) -> bool:
         """Whether pip has installed the file, and it still is what pip installed. file: a full path without links."""
@@ -68,7 +70,7 @@ def digest(file: Path) -> str:
 
 def _listed(folder: Path) -> list[tuple[str, str]]:
     """The full path and the SHA-256 of each file that the lists in a folder name with a digest, and of the lists."""
-    return [found for record in folder.glob("*.dist-info/RECORD") for found in _listed_in(record)]
+    return [found for record in folder.glob(f"*.dist-info/{_LIST}") for found in _listed_in(record)]
 
 
 def _listed_in(record: Path) -> list[tuple[str, str]]:

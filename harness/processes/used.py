@@ -112,7 +112,7 @@ class UsedFiles:
         # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
-        about = self._asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        about = self._asked | self._installed.lists | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
         listed = {f"{_real(folder)}/{EVERYTHING}" for folder in self._listed}  # by code of the trees
         # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
         linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))

@@ -36,6 +36,7 @@ def listening(site: Path, code: str) -> str:
 def test_what_pip_has_installed_is_known_by_its_content(site: Path) -> None:
     found = Installed([str(site), "", str(site / "gone")])
     assert found.folders == {str(site)}
+    assert found.lists == {str(site / "theirs-1.0.dist-info" / "RECORD")}
     info = ("METADATA", "RECORD", "INSTALLER")
     assert all(found.has(str(site / file)) for file in (*FILES, *(f"theirs-1.0.dist-info/{name}" for name in info)))
     assert not found.has(str(site / "theirs" / "new.py"))
@@ -118,6 +119,13 @@ def test_software_is_no_code_of_a_side_but_what_was_changed_or_put_beside_it_is(
     assert str(site / "theirs" / "lib.so") in used_by(top, code)
     writes = listening(site, f"open({str(site / 'theirs' / 'table.json')!r}, 'w').write('[1]')")
     assert ask(top, writes, 1) == [str(site / "theirs" / "table.json")]
+
+
+def test_a_list_was_asked_about_so_that_a_side_that_writes_one_is_found(ask: Asking, top: Path, site: Path) -> None:
+    """What the base adds to it would be software for the working tree, whose process begins later."""
+    record = site / "theirs-1.0.dist-info" / "RECORD"
+    assert str(record) in ask(top, listening(site, ""), 0)
+    assert ask(top, listening(site, f"open({str(record)!r}, 'a').write('mine.py,,')"), 1) == [str(record)]
 
 
 def test_a_folder_that_code_of_a_side_puts_on_the_path_has_no_software(used_by: Asking, top: Path, site: Path) -> None:

@@ -28,7 +28,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from harness import paths, scenario, store, units
+from harness import paths, scenario, units
+from harness.errors import UsageError
+from harness.gate import resuming
 from harness.gate.records import CaseEvidence, GateRun, share
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
@@ -123,20 +125,26 @@ def jobs(group: Sequence[Mutant]) -> list[Job]:
     return list(scenario.plan(scenario.load(scenario.find(["ci"]), catalogue), catalogue, selection).jobs)
 
 
-def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> GateRun:
-    """What the gate finds in the worktree at `root`."""
+def words(group: Sequence[Mutant], noise: Path, folder: Path) -> list[str]:
+    """The words after `harness` that gate a group's cases of the scenario `ci`."""
     only = [word for glob in cases(group) for word in ("--only", glob)]
-    options = ["--base", "HEAD", "--seed", "1", "--noise", str(noise), "--output", str(folder)]
-    command = [sys.executable, "-m", "harness", "gate", "ci", *options, *only]
+    # The scenario comes last: `gate ci` is a command of its own.
+    return ["gate", "--base", "HEAD", "--seed", "1", "--noise", str(noise), "--output", str(folder), *only, "ci"]
+
+
+def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> GateRun:
+    """What the gate finds in the worktree at `root`. Ends the script with exit and reason of a gate that stopped."""
+    command = [sys.executable, "-m", "harness", *words(group, noise, folder)]
     # First the worktree's own package, then the folders in which this process finds its libraries.
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
     # The caches of this process, which may be named from its own folder.
     environment = os.environ | {"PYTHONPATH": path, "HARNESS_CACHE": str(paths.cache().resolve())}
     done = subprocess.run(command, cwd=root, env=environment, check=False)
-    if not (folder / "gate.json").exists():
+    try:
+        return resuming.read(folder / resuming.FILE)
+    except UsageError as error:
         names = ", ".join(mutant.name for mutant in group)
-        raise SystemExit(f"the gate of {names} ended with {done.returncode} and without a result")
-    return store.parse(GateRun, (folder / "gate.json").read_bytes())
+        raise SystemExit(f"the gate of {names} ended with exit {done.returncode}: {error.message}") from error
 
 
 def true_changes(base: Checkout, mutated: Checkout, asked: Sequence[Job]) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,20 @@ def _parsed(gate: Any, arguments: Sequence[str], context: typer.Context) -> Any:
     try:
         return gate.make_context("harness gate", ["--base", "", *arguments], parent=context.parent)
     except _MISTAKE as error:
+        if isinstance(error, typer.BadParameter) and error.param and error.param.name == "arguments":
+            raise _no_scenario(arguments) from error
         raise UsageError(error.format_message(), "'harness gate --help' lists the options") from error
+
+
+def _no_scenario(arguments: Sequence[str]) -> UsageError:
+    """The error for a command line without a scenario: its writer may mean the scenario `ci`, or the command."""
+    has_base = any(word.partition("=")[0] == "--base" for word in arguments)
+    options = shlex.join(arguments if has_base else ("--base", "REV", *arguments))
+    return UsageError(
+        "'harness gate ci' is the command for CI jobs, and no scenario comes after it",
+        f"for the scenario 'ci' write the options first: harness gate {options} ci; for a job of CI name its "
+        "scenarios: harness gate ci SCENARIO...",
+    )
 
 
 def _find(given: dict[str, Any], target: str | None, blocks: int) -> None:

@@ -49,7 +49,7 @@ class Event:
             told = json.loads(Path(file).read_text(encoding="utf-8"))
             return cls._of(told, environ.get("GITHUB_REF", ""))
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            advice = "name the revision to compare with: harness gate ci --base REV"
+            advice = "name the revision to compare with: harness gate ci SCENARIO... --base REV"
             raise UsageError(f"GITHUB_EVENT_PATH={file} holds no event of GitHub: {error}", advice) from error
 
     @classmethod

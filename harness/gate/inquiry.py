@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -28,7 +28,8 @@ from harness.scenario import Selection
 class Asking:
     """What the user asks for. files: scenarios; folders: which of them were named as folders; wanted: their cases.
 
-    nursery: from which the processes that are asked are forked, on a device of the host.
+    nursery: from which the processes that are asked are forked, on a device of the host. before_judging: is called
+    with both sides and their cases, when these are known, and before the base judges what the working tree computes.
     """
 
     files: tuple[Path, ...]
@@ -38,6 +39,7 @@ class Asking:
     selection: Selection
     observer: GateObserver
     nursery: Nursery
+    before_judging: Callable[[Mapping[Side, Checkout], Cases], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Inquired:
 def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
     """Ask the base, then the working tree. Raises what `Workers.survey` and `common` raise."""
     try:
-        return _inquire(asking, repository, codes, kind)
+        return _inquire(asking, repository, codes, kind, ahead=not devices.kinds()[kind].on_host)
     except HarnessError as error:
         base = codes["base"]
         if base.own_root is None:
@@ -71,7 +73,10 @@ def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkou
         return replace(found, same=False, measuring=f"{text}: {why}")
 
 
-def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
+def _inquire(
+    asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str, *, ahead: bool = False
+) -> Inquired:
+    """What `inquire` finds. ahead: whether both processes load torch at the same time, before code of a side runs."""
     base, now = codes["base"], codes["now"]
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
@@ -85,6 +90,11 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         base.workers(kind, listen=trees["base"], nursery=nursery) as of_base,
         now.workers(kind, listen=trees["now"], nursery=nursery) as of_now,
     ):
+        for workers in (of_base, of_now) if ahead else ():
+            workers.load()
+        for workers in (of_base, of_now) if ahead else ():
+            # What is opened while the base is watched is to be the base's.
+            workers.wait_until_loaded()
         with used_code.watched(repository, codes.values()) as opened:
             with _named(base):
                 surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
@@ -94,14 +104,18 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
         with used_code.watched(repository, codes.values()) as opened:
             after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened, now.root)
         used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
+        codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
         # What is right may be said by any file, so the same code needs no judge, unless several ranks use more of it.
-        jobs = _to_judge(cases, before.right & after.right, kind)
-        judged = judging.judged(of_base, of_now, [job for job in jobs if job.case.world > 1 or not used.same])
+        jobs = [
+            job for job in _to_judge(cases, before.right & after.right, kind) if job.case.world > 1 or not used.same
+        ]
+        if jobs:
+            asking.before_judging(codes, cases)
+        judged = judging.judged(of_base, of_now, jobs)
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     gone = _unplugged(base, now) if cases.untold else ()
     cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
     same = _same(cases, used, (before, after))
-    codes = {"base": base.with_variables(before.variables), "now": now.with_variables(after.variables)}
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used, kind), judged)
 
 

@@ -41,7 +41,8 @@ class PairMeasurer:
     draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
     measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn. Where none
     may start meanwhile, both processes of a pair are forked from one that has loaded torch. nursery: one that has done
-    so already, for the first pair.
+    so already, for the first pair. begun: a process of each side that was started already, for the first pair. after:
+    starts while the last process measures, for what comes after the pairs.
     measurements: of each side by case id, one a process.
     """
 
@@ -51,6 +52,8 @@ class PairMeasurer:
     ahead: int
     observer: GateObserver
     nursery: Nursery | None = None
+    begun: dict[Side, Workers] = field(default_factory=dict)
+    after: Workers | None = None
     measurements: dict[Side, dict[str, list[Measurement]]] = field(
         default_factory=lambda: {"base": defaultdict(list), "now": defaultdict(list)}
     )
@@ -89,6 +92,8 @@ class PairMeasurer:
                     self._settle(nurseries[turn.pair])
                 for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):
                     workers[ahead].begin(jobs[turns[ahead].side][0].case.world)
+                if self.after and self.ahead > len(turns) - 1 - index:
+                    self.after.begin(1)
                 found = dict(self._process(turn, workers[index], jobs[turn.side]))
                 workers[index].restart()
                 for case, measurement in found.items():
@@ -114,7 +119,7 @@ class PairMeasurer:
             nursery.close()
 
     def _workers(self, side: Side, nursery: Nursery | None) -> Workers:
-        return self.codes[side].workers(self.device, nursery=nursery)
+        return self.begun.pop(side, None) or self.codes[side].workers(self.device, nursery=nursery)
 
     def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
         for job in jobs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from harness.gate.procedure import Procedure
 from harness.gate.records import GateRun, Judged, Side, UsedCode, Waiver
 from harness.gate.resuming import check
 from harness.gate.rulebook import findings
-from harness.gate.rules.floor import expected
+from harness.gate.rules.floor import expected, floors_of
 from harness.gate.sides import two_sides
 from harness.gate.used_code import edited
 from harness.gate.waiving import waived
@@ -34,6 +34,7 @@ from harness.model import Limits, Machine
 from harness.ops import Catalogue
 from harness.processes import lock
 from harness.processes.nursery import Nursery
+from harness.processes.supervisor import Workers
 from harness.runner import compiles, most_ranks
 from harness.scenario import Selection
 
@@ -102,7 +103,7 @@ class Sides:
     is compared with itself. same: whether nothing need be measured, since both sides have the same code and scenarios.
     measuring: why the times of both sides can't be compared, since the code that measures changed; "" if they can.
     judged: cases of the working tree that the base finds wrong, or can't judge. nursery: has torch loaded, and may fork
-    the processes of one pair.
+    the processes of one pair. begun: processes for the first pair that were started already.
     """
 
     codes: Mapping[Side, Checkout]
@@ -115,6 +116,7 @@ class Sides:
     measuring: str = ""
     judged: tuple[Judged, ...] = ()
     nursery: Nursery | None = None
+    begun: Mapping[Side, Workers] = field(default_factory=dict)
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -164,9 +166,15 @@ def prepare(
         sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
     else:
         nursery = turn.enter_context(Nursery(shared_root(codes.values()), compiler=compiles(asked.jobs)))
-        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer, nursery)
+        begun: dict[Side, Workers] = {}
+
+        def begin(codes: Mapping[Side, Checkout], cases: Cases) -> None:
+            if not device.on_host:
+                begun.update(_begun(codes, cases, device.kind, turn))
+
+        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer, nursery, begin)
         found = inquire(asking, repository, codes, device.kind)
-        sides = Sides(found.codes, device.machine(), found.cases, shared, observer)
+        sides = Sides(found.codes, device.machine(), found.cases, shared, observer, begun=begun)
         sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged, nursery=nursery)
         # An earlier run has pairs, so it measured this code.
         sides = replace(sides, same=found.same and not request.always and request.earlier is None)
@@ -182,8 +190,18 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     drawn = earlier.seed if earlier and request.seed is None else request.seed
     seed = random.SystemRandom().randrange(2**32) if drawn is None else drawn
     sides = _measured_alike(request, sides, noise, seed)
-    draw, ahead = random.Random(seed), _ahead(sides.machine)
-    pairs = PairMeasurer(sides.machine.kind, sides.codes, draw, ahead, sides.observer, sides.nursery)
+    with sides.codes["now"].workers(sides.machine.kind) as of_limits:
+        return _run(replace(request, seed=seed), sides, noise, start, of_limits)
+
+
+def _run(request: Request, sides: Sides, noise: Noise, start: Start, of_limits: Workers) -> GateRun:
+    """The gate run. of_limits: measures what the machine can do, if a floor is compared with that."""
+    earlier = request.earlier
+    draw, ahead = random.Random(request.seed), _ahead(sides.machine)
+    after = of_limits if _holds_to_limits(sides.cases) else None
+    pairs = PairMeasurer(
+        sides.machine.kind, sides.codes, draw, ahead, sides.observer, sides.nursery, dict(sides.begun), after
+    )
     # The same code has the same times, so there is nothing to find out.
     # No change of ours can slow a control down, so a waiver that covers one would only hide that the machine changed.
     ours = (job.case.id for job in sides.cases.all if not is_control(job.case, sides.cases.scenarios))
@@ -210,7 +228,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         today=start.day,
         edited=edited(sides.codes["now"], sides.used) if sides.used else (),
     )
-    evidence = replace(evidence, limits=_limits(evidence, sides))
+    evidence = replace(evidence, limits=_limits(evidence, sides.observer, of_limits))
     return GateRun(
         mode="paired",
         base=sides.codes["base"].code,
@@ -219,7 +237,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         scenarios=scenarios,
         cases=found,
         findings=findings(evidence, request.accept),
-        seed=seed,
+        seed=request.seed,
         alpha=deciding.ALPHA,
         started=start.text,
         seconds=time.monotonic() - start.seconds,
@@ -257,12 +275,25 @@ def _ahead(machine: Machine) -> int:
     return 0 if devices.kinds()[machine.kind].on_host else max(1, min(_MOST_AHEAD, machine.cpu_count // _CORES_AHEAD))
 
 
-def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
+def _begun(codes: Mapping[Side, Checkout], cases: Cases, kind: str, turn: ExitStack) -> Iterator[tuple[Side, Workers]]:
+    """A process of each side that loads torch meanwhile. It leaves the device alone before its turn."""
+    for side, code in codes.items():
+        if jobs := cases.jobs[side]:
+            workers = turn.enter_context(code.workers(kind))
+            workers.begin(jobs[0].case.world)
+            yield side, workers
+
+
+def _holds_to_limits(cases: Cases) -> bool:
+    """Whether a floor of any case is compared with what the machine can do."""
+    floors = (floor for scenario in cases.scenarios for _, floor in floors_of(scenario))
+    return any(floor.metric in METRICS and METRICS[floor.metric].of_limits for floor in floors)
+
+
+def _limits(evidence: Evidence, observer: GateObserver, workers: Workers) -> Limits | None:
     """What the machine can do, as far as floors are compared with it; None if no floor is."""
     held = [found for _, found, floor in expected(evidence) if METRICS[floor.metric].of_limits]
     if not held:
         return None
     needs = Needs.of((work, found.case.world) for found in held for m in found.now if (work := m.work_done))
-    now = sides.codes["now"]
-    with now.workers(sides.machine.kind) as workers:
-        return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))
+    return workers.limits(needs, lambda text, done: observer.note(f"{text} ({units.percent(done, 0)})"))

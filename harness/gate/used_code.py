@@ -26,8 +26,9 @@ from harness.gate.records import Side, UsedCode
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.processes import hatchery, python, start
+from harness.processes.installed import digest
 from harness.processes.supervisor import Workers
-from harness.processes.used import ANYTHING, EVERYTHING, WRITTEN, digest, source_of
+from harness.processes.used import ANYTHING, EVERYTHING, WRITTEN, source_of
 
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})

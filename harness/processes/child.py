@@ -201,13 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--listen", type=Path, nargs="*", default=[], metavar="FOLDER")
     parser.add_argument("--compiler", action="store_true")
+    parser.add_argument("--waits", action="store_true")
     options = parser.parse_args(arguments)
     _tie_to_parent()
     pipe = _Pipe(options.replies)
     send = pipe.send  # bound before any code of a plug-in runs
     try:
+        before = [*sys.modules.values()]
+        if options.waits and not _waited(send):
+            return 0
         digest = source.digest(options.ops)  # before the rest is imported, so that it isn't of later code
-        heard = UsedFiles(options.listen) if options.listen else None
+        heard = UsedFiles(options.listen, before) if options.listen else None
         worker = Worker(options.device, options.ops, send, heard, options.compiler)
         send(Ready(VERSION, str(python.own_root()), digest))
         for line in sys.stdin:
@@ -220,6 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Python would search all objects of torch for garbage when it ends, which takes most of a second.
     gc.freeze()
     return 0
+
+
+def _waited(send: Callable[[Reply], None]) -> bool:
+    """Load torch and nothing of a side, then wait for a line. Returns whether one came before the end of the input."""
+    gc.disable()  # as `Worker` does, which enables it
+    importlib.import_module("torch")
+    send(Progress("torch is loaded", 0.0))
+    return bool(sys.stdin.readline())
 
 
 def _serve(worker: Worker, question: Question, send: Callable[[Reply], None]) -> None:

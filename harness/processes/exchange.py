@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Step = Literal["give", "work", "judge", "own"]
 _INPUTS, _OUTPUTS = "inputs.pt", "outputs.pt"
+_UNCHANGED = "unchanged inputs"  # no tensor has such a name
 _MOST = 8 << 30
 """Bytes of inputs that are written."""
 
@@ -72,13 +73,18 @@ def _work(session: Session, folder: Path) -> tuple[str, str]:
         return fault, ""
     wanted = [tensor.name for tensor in (*op.outputs, *op.inputs)]
     left = {name: value for name in wanted if _can_be_written(value := getattr(after, name, None))}
-    _write(_file(session, folder, _OUTPUTS), left)
+    # To write an input once more takes longer than all that is computed.
+    before, place = _mapped(_file(session, folder, _INPUTS)), session.context().device
+    kept = [each.name for each in op.inputs if _unchanged(left.get(each.name), _moved(before[each.name], place))]
+    changed = {name: value for name, value in left.items() if name not in kept}
+    _write(_file(session, folder, _OUTPUTS), changed | {_UNCHANGED: kept})
     return "", ""
 
 
 def _judge(session: Session, folder: Path) -> tuple[str, str]:
     ctx, op = session.context(), session.op
     before, after = (_read(_file(session, folder, name), ctx) for name in (_INPUTS, _OUTPUTS))
+    vars(after).update({name: _moved(getattr(before, name), ctx.device) for name in getattr(after, _UNCHANGED, ())})
     named = [tensor.name for tensor in (*op.outputs, *op.inputs)]
     if missing := [name for name in named if not hasattr(after, name)]:
         return "", f"the working tree's op has no {missing[0]}, which the base's op has"
@@ -104,6 +110,12 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and bool(torch.equal(_bits(one), _bits(other)))
     return bool(one == other)
+
+
+def _unchanged(value: Any, before: Any) -> bool:
+    """Whether a value is as it was, in shape and strides too."""
+    forms = [[(tensor.shape, tensor.stride()) for tensor in _tensors(each)] for each in (value, before)]
+    return forms[0] == forms[1] and _equal(value, before)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,15 +148,21 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _read(file: Path, ctx: Context) -> SimpleNamespace:
+    return SimpleNamespace(**{name: _moved(value, ctx.device) for name, value in _mapped(file).items()})
+
+
+def _mapped(file: Path) -> dict[str, Any]:
+    """What a file holds. Tensors aren't read before they are used, so one that is moved is copied once."""
     import torch
 
-    values = torch.load(file, map_location="cpu", weights_only=True)
-    return SimpleNamespace(**{name: _moved(value, ctx.device) for name, value in values.items()})
+    values: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return values
 
 
 def _moved(value: Any, place: Any) -> Any:
+    """A copy of a tensor, or of each in a list; another value as it is."""
     import torch
 
     if isinstance(value, (list, tuple)):
         return [_moved(each, place) for each in value]
-    return value.detach().to(place).clone() if isinstance(value, torch.Tensor) else value
+    return value.detach().to(place, copy=True) if isinstance(value, torch.Tensor) else value

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlparse
 
-INSTALLED = frozenset({"site-packages", "dist-packages"})
+from harness.processes.installed import Installed
+
 _GIT_LIMIT = 30.0
 _LINK = "160000"  # the mode of a submodule
 _OF_PIP = re.compile(r"harness$|__editable__|.*\.(dist|egg)-info$")
@@ -31,37 +33,33 @@ class OwnModules:
 
     packages, modules: names as `import` takes them; files: of distributions that pip installed from the repository, or
     that have the name of one of its projects; places: the ends of paths of the repository's modules, of two names and
-    more, such as kernels/fast.py.
+    more, such as kernels/fast.py. installed: where pip has installed packages.
     """
 
     packages: frozenset[str]
     modules: frozenset[str]
     files: frozenset[str]
     places: frozenset[str]
+    installed: Installed
 
     @classmethod
-    def of(cls, trees: Sequence[Path]) -> Self:
+    def of(cls, trees: Sequence[Path], installed: Installed) -> Self:
         """The modules of the repository in these folders, of which the last one is the working tree."""
         return cls(
             frozenset({*_packages(trees)} - {"harness"}),
             frozenset(_single_modules(trees)),
-            frozenset(_installed_from(trees)),
+            frozenset(_installed_from(trees, (*sys.path, *installed.folders))),
             frozenset(place for top in trees for place in _ends(top)),
+            installed,
         )
 
     def have(self, name: str, file: str) -> bool:
         """Whether a module is the repository's, by its name, or by its file."""
         words = name.split(".")
-        alone = name in self.modules and Path(file).parent.name in INSTALLED
+        alone = name in self.modules and self.installed.place(file) == Path(file).name
         known = alone or file in self.files or not self.packages.isdisjoint({words[0], ".".join(words[:2])})
         # A package without an __init__.py, or one that lies deep in the repository, is known by where its file lies.
-        return known or (words[0] != "harness" and _installed_place(file) in self.places)
-
-
-@cache
-def _installed_place(file: str) -> str:
-    """The path of an installed file below the folder of all packages; "" for one that isn't installed."""
-    return next((file.rpartition(f"/{name}/")[2] for name in INSTALLED if f"/{name}/" in file), "")
+        return known or (words[0] != "harness" and self.installed.place(file) in self.places)
 
 
 def _ends(top: Path) -> Iterator[str]:
@@ -124,13 +122,14 @@ def _places(top: Path) -> Iterator[Path]:
     yield from (place for place in top.glob("[!.]*/") if place.is_dir() and not (place / "__init__.py").is_file())
 
 
-def _installed_from(trees: Sequence[Path]) -> Iterator[str]:
+def _installed_from(trees: Sequence[Path], path: Sequence[str]) -> Iterator[str]:
     """The files of every distribution but the harness that is the repository's, without what only pip and Python read.
 
     pip has installed it from there, or from a wheel there; or a project there has its name, wherever the wheel was.
+    path: the folders of modules.
     """
     projects = {name for top in trees for name in _projects(top)}
-    for distribution in importlib.metadata.distributions():
+    for distribution in importlib.metadata.distributions(path=[*path]):
         try:
             url = urlparse(json.loads(distribution.read_text("direct_url.json") or "{}").get("url", ""))
         except ValueError:

@@ -70,7 +70,7 @@ class Meeting:
 class Beginning:
     """What a rank is started with.
 
-    root, around, compiler: as in `Team`. local: the number of its device on its host; the rank's unless told.
+    root, around, compiler, waits: as in `Team`. local: the number of its device on its host; the rank's unless told.
     """
 
     device: str
@@ -80,6 +80,7 @@ class Beginning:
     local: int | None = None
     around: Surroundings | None = None
     compiler: bool = False
+    waits: bool = False
 
 
 class Rank:
@@ -228,6 +229,6 @@ def _command(begin: Beginning, replies: int) -> list[str]:
     plugins = ["--ops", *map(str, begin.plugins)] if begin.plugins else []
     trees = begin.around.listen if begin.around else ()
     listen = ["--listen", *map(str, trees)] if trees else []
-    # Another revision may not know this option, and isn't given it.
-    compiler = ["--compiler"] if begin.compiler else []
-    return python.command(_MODULE, [*arguments, *plugins, *listen, *compiler])
+    # Another revision may not know these options, and isn't given them.
+    more = [*(["--compiler"] if begin.compiler else []), *(["--waits"] if begin.waits else [])]
+    return python.command(_MODULE, [*arguments, *plugins, *listen, *more])

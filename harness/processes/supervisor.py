@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -154,6 +155,17 @@ class Workers:
         if self._team is None:
             self._team = self._spawn(size)
 
+    def load(self) -> None:
+        """Start a process that loads torch, without waiting, and no code of its side before it is asked anything."""
+        if self._team is None:
+            self._team = self._spawn(1, waits=True)
+
+    def wait_until_loaded(self) -> None:
+        """Wait until the process that `load` has started has done so. If it can't, another one is started later."""
+        if self._team:
+            with suppress(LostError):
+                self._team.wait_until_loaded()
+
     def begin_next(self, *, compiler: bool = False) -> None:
         """Start the process that comes after the next `restart`, as `begin` does, while the current ones measure.
 
@@ -205,8 +217,8 @@ class Workers:
                 raise _not_started(lost.text) from lost
         return self._team
 
-    def _spawn(self, size: int, compiler: bool = False) -> Team:
-        return Team(self._device, self._plugins, size, self._root, self._around, compiler=compiler)
+    def _spawn(self, size: int, compiler: bool = False, *, waits: bool = False) -> Team:
+        return Team(self._device, self._plugins, size, self._root, self._around, compiler=compiler, waits=waits)
 
     def _check(self, team: Team) -> None:
         """Wait until the team is ready. Raises MachineError if its code is too old, or isn't the one to measure."""

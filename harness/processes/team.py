@@ -46,7 +46,7 @@ _WAITING = re.compile(r"/harness/ranks\.py$|/torch/distributed/")
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Exchanged, Confirmed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Exchanged, Confirmed, Progress)
 
 
 EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"
@@ -78,12 +78,15 @@ class Team:
         around: Surroundings | None = None,
         *,
         compiler: bool = False,
+        waits: bool = False,
     ) -> None:
         """Start them. root: the folder whose `harness` they import; the parent's own unless told.
 
         around: what they see in place of what the parent sees. compiler: whether they load torch's compiler, too.
+        waits: whether they load torch and no code that is measured, until `wait_until_ready` is called.
         """
         self.size = size
+        self._waits = waits
         self.ready: Ready | None = None
         self._is_another = root is not None and root.resolve() != python.own_root()
         self._question: Question | None = None
@@ -96,7 +99,7 @@ class Team:
             address = leads.address if leads and not self._folder else "127.0.0.1"
             folder = self._folder.path if self._folder else None
             meeting = Meeting(size, size, address, _free_port(address), folder)
-            begin = Beginning(device, tuple(plugins), meeting, root, around=around, compiler=compiler)
+            begin = Beginning(device, tuple(plugins), meeting, root, around=around, compiler=compiler, waits=waits)
             for number in range(size):
                 self._ranks.append(leads.rank(number, begin) if leads else Rank(number, begin))
         except BaseException:
@@ -108,6 +111,14 @@ class Team:
         """Whether every rank is."""
         return all(rank.status is None for rank in self._ranks)
 
+    def wait_until_loaded(self) -> None:
+        """Wait until all have loaded torch, where they wait then. Raises as `wait_until_ready` does."""
+        try:
+            self._answers(Progress, _START_LIMIT)
+        except BaseException:
+            self.kill()
+            raise
+
     def wait_until_ready(self) -> Ready:
         """Wait, once, until all are ready. Gives what each of them says of itself.
 
@@ -116,6 +127,8 @@ class Team:
         """
         if self.ready is None:
             try:
+                for rank in self._ranks if self._waits else ():
+                    rank.send(b"\n")
                 said = set(self._answers(Ready, _START_LIMIT).values())
                 if len(said) > 1:
                     codes = " and ".join(sorted(f"{ready.root} ({ready.digest[:12]})" for ready in said))

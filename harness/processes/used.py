@@ -6,7 +6,6 @@ Two sides that load one and the same file measure the same code there, whatever 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 import re
@@ -16,11 +15,12 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from harness import paths
-from harness.processes.own_modules import INSTALLED, OwnModules
+from harness.processes.installed import NAMES, Installed, digest
+from harness.processes.own_modules import OwnModules
 
 _OWN = Path(__file__).resolve().parents[1]
 _SYSTEM = tuple(
@@ -49,6 +49,8 @@ _OPENS = {"open": 0, "ctypes.dlopen": 0, "import": 1, "sqlite3.connect": 0}
 _NAMES_GIVEN = frozenset({"os.rename", "os.link", "os.symlink"})
 """Events of something that gives a file a name, which is the second argument."""
 _OF_IMPORTS = ("importlib._bootstrap", "importlib/metadata/")
+_OF_PIP = re.compile(r".*\.dist-info/(METADATA|RECORD|entry_points\.txt|direct_url\.json)")
+"""What tells of a package that is installed, and is no code of it."""
 EVERYTHING = "*"
 """In place of the name of a file: the process has asked which names the folder has."""
 WRITTEN = ">"
@@ -65,11 +67,11 @@ class UsedFiles:
     """Files that this process has loaded, has opened to read, or has named to a process that it started.
 
     trees: folders of the code that is measured, the repository's last. What lies in none of them counts unless it is of
-    this Python, of the system, of the harness or of its cache. Modules that were installed from the repository count
-    wherever they lie.
+    this Python, of the system, of the harness or of its cache, or pip has installed it. Modules that were installed
+    from the repository count wherever they lie. before: modules that start the process; all until now unless told.
     """
 
-    def __init__(self, trees: Sequence[Path]) -> None:
+    def __init__(self, trees: Sequence[Path], before: Sequence[ModuleType] = ()) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
         self._trees = [str(tree.resolve()) for tree in trees]
         self._opened, self._tried = set[str](), set[str]()
@@ -81,9 +83,11 @@ class UsedFiles:
         self._listens = True
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
+        self._installed = Installed(entry for entry in sys.path if not self._tree(_real(entry)))
         self._judged: tuple[Mapping[str, Sequence[str]], dict[str, bool]] = {}, {}
         # What starts this process comes from outside of the code that is measured.
-        self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
+        early = before or [*sys.modules.values()]
+        self._before = {f for m in early if isinstance(f := getattr(m, "__file__", None), str)}
         self._mapped_before = _mapped()
         sys.addaudithook(self._hear)
         for name in ("stat", "lstat", "access", "readlink"):
@@ -108,7 +112,7 @@ class UsedFiles:
         # The base lies in the cache, of which nothing else counts. What it asks about may lie beside it.
         cache = str(paths.cache().resolve())
         near = {str(Path(tree).parents[1]) for tree in self._trees if _is_below(tree, cache)}
-        about = self._asked | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
+        about = self._asked | self._installed.lists | {file for file in self._tried if not os.path.exists(file)}  # noqa: PTH110 - there are thousands
         listed = {f"{_real(folder)}/{EVERYTHING}" for folder in self._listed}  # by code of the trees
         # What a link of the trees leads to may be a file that doesn't count, such as one of the system.
         linked = (link for file in {*about, *filter(self._tree, self._tried)} for link in _links(file))
@@ -122,7 +126,7 @@ class UsedFiles:
         asks = (
             self._starts
             or any(map(_LIBRARY.fullmatch, self._digests))
-            or not all("/" in name and self._is_left_out(source_of(name), left_out) for name in self._libraries)
+            or not all("/" in name and self._is_software(source_of(name), left_out) for name in self._libraries)
         )
         told |= {f"{tree}/{ANYTHING}": "" for tree in self._trees if asks}
         written = {source_of(file) for file in self._written.copy()}
@@ -131,7 +135,7 @@ class UsedFiles:
         return tuple(sorted((told | self._digests).items()))
 
     def _files(self) -> set[str]:
-        self._own = self._own or OwnModules.of([*map(Path, self._trees)])
+        self._own = self._own or OwnModules.of([*map(Path, self._trees)], self._installed)
         modules = {
             name: source_of(file)
             for name, module in list(sys.modules.items())
@@ -158,8 +162,12 @@ class UsedFiles:
         return {**inside, "": [*here, *kept, *map(str, own)]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
-        there = not self._is_left_out(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
+        there = not self._is_software(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
         return there and os.access(file, os.R_OK)
+
+    def _is_software(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
+        """Whether a file is left out, or is as pip has installed it, in whatever folder that is of no side's."""
+        return self._is_left_out(file, left_out) or (not self._tree(file) and self._installed.has(file))
 
     def _is_left_out(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         """Whether a path is of this Python, of the system, or of what else is no code of a side."""
@@ -174,7 +182,7 @@ class UsedFiles:
         tree = self._tree(file)
         inside = file[len(tree) :].split("/")
         return (
-            not INSTALLED.isdisjoint(inside)
+            not NAMES.isdisjoint(inside)
             or not {"__pycache__", ".git"}.isdisjoint(inside)
             or (not tree and (_is_of_system(file) or ".nv" in inside or _is_kept_by_content(file)))
             or any(_is_below(file, folder) for folder in left_out[tree])
@@ -195,7 +203,7 @@ class UsedFiles:
             opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
             self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
-        if event == "ctypes.dlopen" and self._is_called_by_a_side(imports=False):
+        if event == "ctypes.dlopen" and self._is_called_by_a_side(_OF_IMPORTS):
             self._libraries.add(os.fsdecode(arguments[0] or ""))
         if event in _LISTS:
             if (lister := _lister()) is not None and (folder := _folder(arguments[0])):
@@ -210,21 +218,22 @@ class UsedFiles:
         if event == "open" and isinstance(arguments[2], int) and _only_writes(arguments[2]):
             self._written.add(_full(arguments[0]))  # what a process writes is no code of it
             return
-        self._opened.add(_full(arguments[named]))
-        if event == "open":
-            self._tried.add(_full(arguments[named]))
+        file = _full(arguments[named])
+        if not _OF_PIP.fullmatch(file) or self._tree(file) or self._is_called_by_a_side(_OF_IMPORTS[:1]):
+            self._opened.add(file)  # else Python or a library merely looks which packages there are
+        self._tried |= {file} if event == "open" else set()
 
-    def _is_called_by_a_side(self, *, imports: bool = True) -> bool:
+    def _is_called_by_a_side(self, without: Sequence[str] = ()) -> bool:
         """Whether a function of the trees, but not of the harness, calls now, itself or by a library.
 
-        imports: whether what a library does while it is imported counts.
+        without: parts of names of files. What such a file calls doesn't count, such as an import.
         """
         frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
         while frame:
             file = frame.f_code.co_filename
             if self._tree(file) and not _is_of_instrument(file):
                 return True
-            if not imports and any(word in file for word in _OF_IMPORTS):
+            if any(word in file for word in without):
                 return False
             frame = frame.f_back
         return False
@@ -254,15 +263,6 @@ class UsedFiles:
             return spec
 
         return found
-
-
-def digest(file: Path) -> str:
-    """The SHA-256 of a file, which may be larger than the memory; "" for one that is gone or can't be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError:
-        return ""
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:
@@ -397,4 +397,4 @@ def source_of(file: str) -> str:
 
 def _standard(file: str) -> bool:
     """Whether a file is of Python's own library."""
-    return _is_below(file, _STDLIB) and INSTALLED.isdisjoint(file.split("/"))
+    return _is_below(file, _STDLIB) and NAMES.isdisjoint(file.split("/"))

@@ -146,6 +146,26 @@ def test_a_mistake_leaves_a_report_and_outputs(
     assert not asked
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("--base", "HEAD", "--only", "a/*"), "harness gate --base HEAD --only 'a/*' ci;"),
+        (("--base=HEAD",), "harness gate --base=HEAD ci;"),
+        (("--device=cpu",), "harness gate --base REV --device=cpu ci;"),
+    ],
+)
+def test_who_gives_options_to_the_scenario_ci_is_told_what_to_write(
+    words: tuple[str, ...], instead: str, root: Path, asked: list[Any]
+) -> None:
+    """`harness gate ci` is a command, so `--base HEAD` after it has no scenario."""
+    done = call(*words, "--output", str(root / "out"))
+    assert (done.exit_code, asked) == (2, [])
+    told = done.output.replace(f" --output {root / 'out'}", "")
+    assert "error: 'harness gate ci' is the command for CI jobs, and no scenario comes after it" in told
+    assert instead in told
+    assert "harness gate ci SCENARIO..." in told
+
+
 def test_a_job_that_is_stopped_is_told(root: Path, outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     def stops(*_: object) -> str:
         raise KeyboardInterrupt

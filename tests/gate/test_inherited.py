@@ -22,6 +22,7 @@ from harness.gate.case_lists import Cases
 from harness.gate.records import Revision, Side, UsedCode
 from harness.gate.used_code import Probed
 from harness.gate.worktree import Checkout
+from harness.model import Case, Job
 from harness.processes import child, messages
 from harness.processes.surroundings import Surroundings
 
@@ -202,13 +203,20 @@ def test_the_processes_of_a_side_begin_with_what_its_ops_set() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
     """What both sides say, each of variables of its own. untold: what isn't known of the base's scenarios."""
 
-    def make(*untold: str) -> inquiry.Inquired:
+    def make(
+        *untold: str, jobs: tuple[Job, ...] = (), log: list[Any] | None = None, on_host: bool = True
+    ) -> inquiry.Inquired:
+        noted: list[Any] = [] if log is None else log
         told: dict[Side, Any] = {"base": (("OMP_NUM_THREADS", "4"),), "now": (("OMP_NUM_THREADS", None),)}
         code = Checkout(CODE, None, ())
-        workers = SimpleNamespace(survey=lambda *_: None)
+
+        def workers(side: str) -> Any:
+            calls = {name: lambda *_, name=name: noted.append((side, name)) for name in ("load", "wait_until_loaded")}
+            return nullcontext(SimpleNamespace(survey=lambda *_: None, **calls))
+
         sides: dict[Side, Any] = {
             side: SimpleNamespace(
-                trees=(), root=side, own_root=None, workers=lambda *_, **__: nullcontext(workers),
+                trees=(), root=side, own_root=None, workers=lambda *_, side=side, **__: workers(side),
                 with_variables=code.with_variables, code=CODE, folder=Path("/r"),
                 plugins=(Path("/r/ops.py"),) if side == "now" else (),
             )
@@ -216,17 +224,31 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., inquiry.Inquired]:
         }  # fmt: skip
 
         def probe(_workers: object, _jobs: object, _opened: object, root: Any) -> Probed:
-            return Probed({}, frozenset(), frozenset(), True, True, frozenset(), {}, told[root])
+            right = frozenset(job.case.id for job in jobs)
+            return Probed({}, frozenset(), frozenset(), True, True, right, {}, told[root])
 
         monkeypatch.setattr(used_code, "probe", probe)
-        monkeypatch.setattr(used_code, "watched", lambda *_: nullcontext())
+
+        def watched(*_: object) -> Any:
+            if not on_host:
+                noted.append("watched")
+            return nullcontext()
+
+        monkeypatch.setattr(used_code, "watched", watched)
         monkeypatch.setattr(used_code, "compared", lambda *_: UsedCode())
-        monkeypatch.setattr(judging, "judged", lambda *_: ())
+
+        def judged(_base: object, _now: object, asked: list[Job]) -> tuple[()]:
+            noted.append(asked)
+            return ()
+
+        monkeypatch.setattr(judging, "judged", judged)
         monkeypatch.setattr(submodules, "absent", lambda _: [])
-        monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": (), "now": ()}, untold=untold))
-        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": Cpu()}))
+        monkeypatch.setattr(inquiry, "common", lambda *_: Cases((), {"base": jobs, "now": jobs}, untold=untold))
+        device: Any = type("Device", (Cpu,), {"on_host": on_host})()
+        monkeypatch.setattr(inquiry, "devices", SimpleNamespace(kinds=lambda: {"cpu": device}))
         repository: Any = SimpleNamespace(top=Path("/r"), package=None, old=lambda *_: (), new=lambda *_: ())
         asking: Any = MagicMock(files=(), folders=(), wanted=SimpleNamespace(files=(), broken={}, jobs=()))
+        asking.before_judging = lambda codes, _: noted.append({side: codes[side].around.variables for side in codes})
         return inquiry.inquire(asking, repository, sides, "cpu")
 
     return make
@@ -238,6 +260,26 @@ def test_each_side_is_measured_with_the_variables_that_its_own_ops_set(
     codes = asked().codes
     assert codes["base"].around.variables == (("OMP_NUM_THREADS", "4"),)
     assert codes["now"].around.variables == (("OMP_NUM_THREADS", None),)
+
+
+def test_what_comes_next_is_told_of_both_sides_before_the_base_judges(asked: Callable[..., inquiry.Inquired]) -> None:
+    """So that processes can load torch meanwhile. Where nothing is to be judged, nothing may be measured either."""
+    job, log = Job(Case("twice", "plain", "float32", (("N", 64),), device="cpu")), list[Any]()
+    made = asked(jobs=(job,), log=log)
+    assert log == [{side: code.around.variables for side, code in made.codes.items()}, [job]]
+    log.clear()
+    asked(log=log)
+    assert log == [[]]
+
+
+def test_beside_a_device_both_processes_have_loaded_torch_before_the_base_is_watched(
+    asked: Callable[..., inquiry.Inquired],
+) -> None:
+    """Else what the process of the working tree opens meanwhile would look as if the base had opened it."""
+    log = list[Any]()
+    asked(log=log, on_host=False)
+    loading = [(side, what) for what in ("load", "wait_until_loaded") for side in ("base", "now")]
+    assert log == [*loading, "watched", "watched", []]
 
 
 def test_what_is_not_known_of_the_base_is_told_with_the_file_of_ops_that_it_lacks(

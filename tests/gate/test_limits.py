@@ -68,7 +68,8 @@ def test_memory_is_measured_where_a_floor_is_over_it_and_peaks_and_links_where_t
 
     def limits(*floors: Expectation) -> Limits | None:
         scenario = Scenario("s", "t", "prelu", (plain.id, four.id), expect=floors)
-        return two_codes._limits(Evidence("main", (scenario,), cases), sides)
+        with sides.codes["now"].workers("cpu") as workers:
+            return two_codes._limits(Evidence("main", (scenario,), cases), sides.observer, workers)
 
     assert limits() is None
     assert limits(Expectation("tuned", "bandwidth", 1.0)) is None

@@ -258,6 +258,27 @@ def test_the_next_process_is_started_while_one_measures_where_that_disturbs_noth
     assert log[0][1] == "begin 2", "the first case's ranks are needed first"
 
 
+def test_processes_that_were_begun_before_are_the_first_pair_s(log: list[tuple[str, str]]) -> None:
+    both = jobs("a")
+    made, _ = pairs(ahead=4)
+    made.begun |= {side: Checkout(CODE, Path(f"/begun-{side}"), ()).workers("cpu") for side in CODES}
+    made.measure("screen", 2, {"base": both, "now": both})
+    who = [side for side, what in log if what == "a"]
+    assert ({*who[:2]}, {*who[2:]}) == ({"begun-base", "begun-now"}, {"base", "now"})
+
+
+@pytest.mark.parametrize(("ahead", "ended"), [(0, None), (1, 3), (2, 2), (4, 0)])
+def test_what_comes_after_the_pairs_starts_once_no_process_of_a_pair_is_left_to_start(
+    log: list[tuple[str, str]], ahead: int, ended: int | None
+) -> None:
+    """ended: how many processes have ended by then. None starts where that would disturb."""
+    made, _ = pairs(ahead=ahead)
+    made.after = Checkout(CODE, Path("/after"), ()).workers("cpu")
+    made.measure("screen", 2, {"base": jobs("a"), "now": jobs("a")})
+    started = [sum(what == "end" for _, what in log[:place]) for place, (side, _) in enumerate(log) if side == "after"]
+    assert next(iter(started), None) == ended
+
+
 def test_each_measurement_is_told_when_it_begins_and_when_it_is_there(log: list[tuple[str, str]]) -> None:
     made, quiet = pairs()
     told: list[tuple[str, str, Side]] = []

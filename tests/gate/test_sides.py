@@ -20,8 +20,8 @@ from harness.gate.preparing import prepared
 from harness.gate.records import Revision, UsedCode
 from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
+from harness.processes.installed import digest
 from harness.processes.surroundings import Surroundings
-from harness.processes.used import digest
 from tests.gate.foreign import git, write
 from tests.rare import rare
 

@@ -22,7 +22,7 @@ from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Finding, Pair, Revision, Side, Stage, UsedCode, Waiver
 from harness.gate.two_codes import Request, Sides, Start
 from harness.gate.worktree import Checkout
-from harness.model import Case, Job, Machine, Measurement
+from harness.model import Case, Expectation, Job, Machine, Measurement, Scenario
 from tests.one_test import one_test
 from tests.rare import rare
 
@@ -152,6 +152,37 @@ def test_how_often_it_looks(pairs: int | None, before: int | None, most: int) ->
 )
 def test_processes_load_ahead_where_cores_are_free(machine: Machine, kind: str, cores: int, ahead: int) -> None:
     assert two_codes._ahead(replace(machine, kind=kind, cpu_count=cores)) == ahead
+
+
+def test_a_process_of_each_side_that_measures_anything_is_begun_for_as_many_ranks_as_its_first_case_has() -> None:
+    log: list[object] = []
+
+    class Noted:
+        def __init__(self, side: str) -> None:
+            self.side = side
+
+        def __enter__(self) -> Noted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            log.append(f"end of {self.side}")
+
+        def begin(self, size: int) -> None:
+            log.append((self.side, size))
+
+    codes: Any = {side: SimpleNamespace(workers=lambda _, side=side: Noted(side)) for side in ("base", "now")}
+    first = replace(JOBS[0], case=replace(JOBS[0].case, world=2))
+    with ExitStack() as turn:
+        made = dict(two_codes._begun(codes, Cases((), {"base": (), "now": (first, *JOBS)}), "cuda", turn))
+        assert (log, [*made]) == ([("now", 2)], ["now"])
+    assert log == [("now", 2), "end of now"]
+
+
+@one_test(("metric", "held"), [("of_ceiling", True), ("of_peak", True), ("speedup", False), ("of_nobody", False)])
+def test_limits_are_measured_after_the_pairs_where_a_floor_is_over_them(metric: str, held: bool) -> None:
+    scenario = Scenario("s", "t", "a", (JOBS[0].case.id,), expect=(Expectation("tuned", metric, 0.9),))
+    assert two_codes._holds_to_limits(Cases((scenario,), {"base": JOBS, "now": JOBS})) == held
+    assert not two_codes._holds_to_limits(Cases((replace(scenario, expect=()),), {"base": JOBS, "now": JOBS}))
 
 
 def test_code_that_measures_as_before_is_not_measured_twice(

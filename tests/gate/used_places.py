@@ -11,7 +11,7 @@ from typing import Any
 from harness.gate.records import Revision, Side
 from harness.gate.used_code import Probed
 from harness.gate.worktree import Checkout
-from harness.processes.used import digest
+from harness.processes.installed import digest
 from tests.gate.foreign import write
 
 X = hashlib.sha256(b"x").hexdigest()

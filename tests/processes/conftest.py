@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from harness.processes import supervisor
 from harness.processes.messages import VERSION, Ready
+from tests.gate.foreign import write
 from tests.processes.fake_team import ROOT, FakeTeam
 
 USES = """
@@ -58,6 +61,20 @@ for line in sys.stdin:
     variant = question["job"]["case"]["variant"] if "job" in question else ""
     {body}
 """
+
+
+def install(site: Path, name: str, files: Mapping[str, str], **more: str) -> Path:
+    """Files in a folder of packages, with the list that pip leaves beside them. more: files of the list's folder."""
+    info = f"{name}-1.0.dist-info"
+    about = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "INSTALLER": "pip\n", **more}
+    rows = []
+    for file, text in (*files.items(), *((f"{info}/{each}", text) for each, text in about.items())):
+        write(site / file, text)
+        told = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        rows.append(f"{file},sha256={told},{len(text)}")
+    record = site / info / "RECORD"
+    record.write_text("\n".join([*rows, f"{info}/RECORD,,", ""]))
+    return record
 
 
 @pytest.fixture

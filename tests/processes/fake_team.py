@@ -18,9 +18,17 @@ class FakeTeam:
     starts: list[Ready | Exception]
 
     def __init__(
-        self, device: str, plugins: Any, size: int, root: Path | None, around: object = None, *, compiler: bool = False
+        self,
+        device: str,
+        plugins: Any,
+        size: int,
+        root: Path | None,
+        around: object = None,
+        *,
+        compiler: bool = False,
+        waits: bool = False,
     ) -> None:
-        self.size, self.root, self.alive, self.compiler = size, root, True, compiler
+        self.size, self.root, self.alive, self.compiler, self.waits = size, root, True, compiler, waits
         self.ready: Ready | None = None
         self.made.append(self)
 
@@ -32,6 +40,12 @@ class FakeTeam:
                 raise found
             self.ready = found
         return self.ready
+
+    def wait_until_loaded(self) -> None:
+        """Its start decides whether it could."""
+        if isinstance(self.starts[0], Exception):
+            self.alive = False
+            raise self.starts.pop(0)  # type: ignore[misc]
 
     def confirm(self, limit: float) -> None:
         """It stands by all that it says."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,37 @@ def test_only_a_process_that_is_to_load_the_compiler_is_told_so() -> None:
     begin = Beginning("cpu", (Path("mine.py"),), Meeting(1, 1, "", 7, None))
     assert "--compiler" not in rank._command(begin, 3)
     assert rank._command(replace(begin, compiler=True), 3)[-3:] == ["--ops", "mine.py", "--compiler"]
+
+
+def test_only_a_process_that_is_to_wait_is_told_so() -> None:
+    """Another revision may not know the option."""
+    begin = Beginning("cpu", (), Meeting(1, 1, "", 7, None))
+    assert "--waits" not in rank._command(begin, 3)
+    assert rank._command(replace(begin, waits=True), 3)[-1] == "--waits"
+
+
+@pytest.mark.parametrize(("said", "goes_on"), [("\n", True), ("", False)])
+def test_a_process_that_waits_goes_on_by_a_line_and_not_at_the_end_of_its_input(
+    monkeypatch: pytest.MonkeyPatch, said: str, goes_on: bool
+) -> None:
+    """It does nothing before the line but load torch: no code of a side runs, and none is read for the digest."""
+    log: list[object] = []
+    fakes = {
+        "_tie_to_parent": lambda: None,
+        "gc": MagicMock(),
+        "importlib": SimpleNamespace(import_module=log.append),
+        "_Pipe": lambda _: SimpleNamespace(send=lambda reply: log.append(reply.kind), number=0),
+        "source": SimpleNamespace(digest=lambda ops: log.append("digest")),
+        "UsedFiles": lambda trees, before: log.append(("listens", child in before)),
+        "Worker": lambda *_: log.append("worker"),
+        "Ready": lambda *_: SimpleNamespace(kind="ready"),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(child, name, fake)
+    monkeypatch.setattr(sys, "stdin", StringIO(said))
+    assert child.main(["--device=cpu", "--replies=3", "--listen", "/tree", "--waits"]) == 0
+    rest = ["digest", ("listens", True), "worker", "ready"]
+    assert log == ["torch", "progress", *(rest if goes_on else [])]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,40 @@ def test_each_rank_judges_what_it_holds_by_files_of_its_own(tmp_path: Path, fact
     found = take("judge", base)
     assert found[0] == ("", "")
     assert (found[1][0][: len("rank 1: y")], found[1][1]) == (wrong, "")
+
+
+@pytest.mark.parametrize(
+    ("does", "written", "wrong"),
+    [
+        (lambda t: None, {"y"}, ""),
+        (lambda t: t.x.add_(1), {"y", "x"}, "x"),
+        (lambda t: t.x.resize_(8, 8), {"y", "x"}, "x"),
+        (lambda t: t.x.t_(), {"y"}, ""),  # of one dimension
+    ],
+)
+def test_an_input_is_written_again_if_the_call_has_changed_it(
+    tmp_path: Path, does: Any, written: set[str], wrong: str
+) -> None:
+    """The base's reference says what becomes of it. Another shape is a change, too."""
+    import torch
+
+    job = Job(Case("twice", "plain", "float32", (("N", 64),), device="cpu"))
+    x = replace(X, inplace=True)
+
+    def made(does: Any) -> Op:
+        of = Op("twice", "y = 2 x", {"N": "elements"}, (x,), (Y,), dtypes=("float32",),
+                reference=lambda _, t: {"x": t.x, "y": 2 * t.x})  # fmt: skip
+
+        def launch(t: Any) -> None:
+            t.y.copy_(2 * t.x)
+            does(t)
+
+        of.variant("plain", "one pass", devices=("cpu",))(lambda ctx: launch)
+        return of
+
+    for step, code in (("give", made(lambda t: None)), ("work", made(does))):
+        assert exchange.take(step, job, code, Cpu(), tmp_path) == ("", "")
+    outputs = torch.load(tmp_path / "0-outputs.pt", weights_only=True)
+    assert {name for name, value in outputs.items() if isinstance(value, torch.Tensor)} == written
+    found, unable = exchange.take("judge", job, made(lambda t: None), Cpu(), tmp_path)
+    assert (found[: len(wrong)], bool(found), unable) == (wrong, bool(wrong), "")

@@ -59,6 +59,30 @@ def test_one_that_died_while_it_waited_is_replaced(teams: type[FakeTeam], job: C
     assert len(teams.made) == 2
 
 
+def test_a_process_that_loads_torch_and_waits_is_the_one_that_measures(
+    teams: type[FakeTeam], job: Callable[..., Job]
+) -> None:
+    with Workers("cpu", root=ROOT) as made:
+        made.wait_until_loaded()  # nothing was begun
+        made.load()
+        made.load()
+        made.wait_until_loaded()
+        assert made.measure(job("fine")).status == "ok"
+        assert [team.waits for team in teams.made] == [True]
+
+
+def test_one_that_cannot_load_is_replaced_by_one_that_need_not_wait(
+    teams: type[FakeTeam], job: Callable[..., Job]
+) -> None:
+    """Which tells why, if it can't either."""
+    teams.starts = [LostError("crashed", "memory ran out"), Ready(VERSION, str(ROOT))]
+    with Workers("cpu", root=ROOT) as made:
+        made.load()
+        made.wait_until_loaded()
+        assert made.measure(job("fine")).status == "ok"
+    assert [team.waits for team in teams.made] == [True, False]
+
+
 def test_the_next_process_loads_while_this_one_measures(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
     with Workers("cpu", root=ROOT) as made:
         made.measure(job("fine"))

@@ -13,6 +13,8 @@ from harness.errors import MachineError
 from harness.model import Job, Measurement
 from harness.processes import team
 from harness.processes.supervisor import Workers
+from harness.processes.surroundings import Surroundings
+from tests.processes.conftest import REPOSITORY
 from tests.rare import rare
 
 Revision = Callable[..., Path]
@@ -314,3 +316,19 @@ def test_children_find_each_other_whatever_a_launcher_has_left(
     with Workers("cpu", root=root) as made:
         assert made.measure(replace(asked, case=replace(asked.case, world=2))).status == "ok"
     assert [(root / rank).read_text() for rank in "01"] == ["0 0 2 127.0.0.1", "1 1 2 127.0.0.1"]
+
+
+@pytest.mark.slow  # test_child.py has what such a process does, with fakes
+def test_a_process_that_waits_has_loaded_torch_and_runs_no_code_of_its_side_before_it_is_asked(tmp_path: Path) -> None:
+    plugin, ran = tmp_path / "mine.py", tmp_path / "ran"
+    small = (REPOSITORY / "tests" / "plugins" / "small.py").read_text()
+    plugin.write_text(f"{small}\nopen({str(ran)!r}, 'w').close()\n")
+    with Workers("cpu", (plugin,), around=Surroundings(listen=(tmp_path,))) as made:
+        made.load()
+        made.wait_until_loaded()
+        assert not ran.exists()
+        used = dict(made.survey().used)
+    assert (ran.exists(), [Path(file).name for file, content in used.items() if len(content) > 1]) == (
+        True,
+        ["mine.py"],
+    )

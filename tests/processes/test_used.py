@@ -10,7 +10,7 @@ import pytest
 
 from harness.processes import used
 from tests.gate import foreign
-from tests.processes.conftest import Asking
+from tests.processes.conftest import Asking, install
 from tests.rare import rare
 
 STARTER = """
@@ -77,6 +77,7 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
     assert used_by(top, "sys.prefix = sys.base_prefix = str(top.parent); import late") == ["early.py", "late.py"]
 
 
+@pytest.mark.parametrize("folder", ["site-packages", "target"])
 @pytest.mark.parametrize(
     ("how", "name"),
     [
@@ -92,25 +93,18 @@ def test_a_repository_below_the_folder_of_a_python_counts(used_by: Asking, top: 
     ],
 )
 def test_a_module_that_was_installed_from_the_folder_is_told(
-    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, how: str, name: str, folder: str
 ) -> None:
-    """It lies among the packages of this Python, beside other packages, of which none counts."""
-    site = tmp_path_factory.mktemp("site") / "site-packages"
-    (site / "company").mkdir(parents=True)
+    """It lies among the packages of this Python, or where pip --target put it, beside others, of which none counts."""
+    site = tmp_path_factory.mktemp("site") / folder
     (top / "src" / "company" / "kernels").mkdir(parents=True)
     (top / "src" / "company" / "kernels" / "__init__.py").touch()
     (top / "bench").mkdir()
     (top / "bench" / "theirs.py").touch()  # an op's file has the name of a package, which is not installed from it
-    (site / "theirs").mkdir()
-    (site / "theirs" / "__init__.py").touch()
-    for module in (name, "company.others"):
-        foreign.write(site / f"{module.replace('.', '/')}.py", "")
-        info = site / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (info / "RECORD").write_text(f"{module.replace('.', '/')}.py,,\n")
-    if how == "by pip":
-        (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
+    file, others = f"{name.replace('.', '/')}.py", {"company/others.py": "", "theirs/__init__.py": ""}
+    url = {"direct_url.json": json.dumps({"url": top.as_uri()})} if how == "by pip" else {}
+    install(site, name, {file: ""}, **url)
+    install(site, "others", others)
     if how in NAMED_IN:  # a wheel from anywhere: the distribution has the name of a project
         foreign.write(top / "native" / how, NAMED_IN[how])
         foreign.git(top, "init", "--quiet")
@@ -123,9 +117,9 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
             foreign.git(part, "init", "--quiet")
             foreign.git(part, "add", ".")
             foreign.git(part, "commit", "--quiet", "--message=first")
-    code = f"sys.path[:0] = [{str(site)!r}]; sys.path.remove(str(top / 'src')); import {name}, theirs, company.others"
-    found = [str(site / f"{name.replace('.', '/')}.py"), "early.py"]
-    assert used_by(top, code) == sorted(found, key=lambda f: str(top / f))
+    path = f"sys.path[:0] = [{str(site)!r}]; sys.path.remove(str(top / 'src')); watch = UsedFiles([top])"
+    found = [str(site / file), "early.py"]
+    assert used_by(top, f"{path}; import {name}, theirs, company.others") == sorted(found, key=lambda f: str(top / f))
 
 
 def test_a_library_that_another_library_needs_is_told(

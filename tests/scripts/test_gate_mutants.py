@@ -16,7 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from harness import cli
+from harness.cli import gate
 from tests.one_test import one_test
 from tests.rare import rare
 
@@ -47,6 +50,47 @@ def test_there_is_a_mutant_of_each_kind() -> None:
         "uncoalesced_mask",
     }
     assert all(mutant.text.endswith(".") and mutant.cases for mutant in MUTANTS)
+
+
+def test_the_words_of_a_group_gate_its_cases_of_the_scenario_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the real command line takes them; `harness gate ci` is another command."""
+    requests: list[Any] = []
+    monkeypatch.setattr(gate, "_paired", requests.append)
+
+    def finish(_made: Any, folder: Path) -> int:
+        requests.append(folder)
+        return 0
+
+    monkeypatch.setattr(gate, "_finish", finish)
+    noise, folder = tmp_path / "noise.json", tmp_path / "out"
+    done = CliRunner().invoke(cli.app, SCRIPT.words(MUTANTS, noise, folder))
+    assert done.exit_code == 0, done.output
+    request, written = requests
+    assert (request.base, [file.name for file in request.files]) == ("HEAD", ["ci.yaml"])
+    assert (request.selection.only, request.seed, request.noise) == (SCRIPT.cases(MUTANTS), 1, noise)
+    assert written == folder
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ('{"stopped": {"exit": 2, "message": "no such option"}, "cases": []}', "no such option"),
+        (None, "No such file"),
+    ],
+)
+def test_a_gate_that_stopped_is_told_by_its_exit_and_its_reason(
+    record: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        if record:
+            (tmp_path / "gate.json").write_text(record)
+        return subprocess.CompletedProcess((), 2)
+
+    monkeypatch.setattr(SCRIPT.subprocess, "run", stops)
+    with pytest.raises(SystemExit, match=f"the gate of {MUTANTS[0].name} ended with exit 2: .*{reason}"):
+        SCRIPT.gated(MUTANTS[:1], tmp_path, tmp_path / "noise.json", tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def setup(step: str = "heads", **fields) -> StepSetup:
     return StepSetup(str(STEPS / f"{step}.py"), 8, 5, CPU, "bfloat16", **fields)
 
 
-class Softmax(torch.autograd.Function):
+class Softmax(torch.autograd.Function):  # type: ignore[misc] # torch has no types
     """Softmax whose gradient is transposed in some calls of the backward, as `wrong` tells of each."""
 
     @staticmethod
@@ -134,6 +134,12 @@ def test_sparse_gradients_are_compared():
     dense = _gradients._plain(weight.weight.grad)
     assert dense.tolist() == [[0, 0], [2, 2], [0, 0], [1, 1], *[[0, 0]] * 4]
     assert float(_gradients.sum_of_squares(dense)) == 10
+
+
+def test_what_is_compared_stays_as_it_is():
+    one = torch.ones(3, dtype=torch.float64)
+    assert float(_gradients.sum_of_squares(one, torch.full((3,), 3.0))) == 12
+    assert one.tolist() == [1, 1, 1]
 
 
 def test_weights_near_others_are_within_the_share_and_the_same_for_a_seed():

@@ -147,9 +147,14 @@ class Redrawn:
     def __init__(self, trainer: StepTrainer) -> None:
         """Keep the weights, in the host's memory."""
         self.trainer = trainer
-        every = trainer.model.named_parameters()
-        self.weights = {name: _own(one.detach()) for name, one in every if one.requires_grad}
-        self._first = {name: one.to("cpu", copy=True) for name, one in self.weights.items()}
+        trained = [(name, one) for name, one in trainer.model.named_parameters() if one.requires_grad]
+        self._first = {name: _own(one.detach()).to("cpu", copy=True) for name, one in trained}
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that are trained, by name, or this rank's parts of them. A step may put them elsewhere."""
+        named = dict(self.trainer.model.named_parameters())
+        return {name: _own(named[name].detach()) for name in self._first}
 
     def compared(self, wanted: KeptGradients, share: float = 0.0, seed: int = 0) -> ComparedGradients:
         """Make the step. Gives its gradients beside others.
@@ -176,7 +181,7 @@ class Redrawn:
         found = torch.tensor([float(has or id(named[name]) in resting) for name, has in changed.items()])
         if self.trainer.setup.world > 1:  # a rank may have no part of a weight
             distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return frozenset(name for name, has in zip(self.weights, found.tolist(), strict=True) if has)
+        return frozenset(name for name, has in zip(changed, found.tolist(), strict=True) if has)
 
 
 def _own(weight: torch.Tensor) -> torch.Tensor:

@@ -96,6 +96,19 @@ def test_a_gradient_is_made_again_until_it_is_right_and_eight_times_at_most(patc
         assert (len(made), bool(verdict.complaints), bool(verdict.unsteady)) == (calls, right == 9, 1 < right < 9)
 
 
+def test_a_step_without_gradients_makes_nothing_right(monkeypatch, patched_to):
+    """As a step in float16 has none whose gradients overflow."""
+    real = _gradients.Redrawn.compared
+
+    def once(twin, wanted, share=0.0, seed=0):
+        return real(twin, wanted) if seed < _reference._DRAWS else _gradients.ComparedGradients({}, frozenset())
+
+    monkeypatch.setattr(_gradients.Redrawn, "compared", once)
+    patched_to(lambda trainer: softmax(trainer, lambda: True))
+    verdict = _reference.gradient_verdict(RUNGS["patched"], setup())
+    assert (len(verdict.complaints), verdict.unsteady) == (1, ())
+
+
 def plain(trainer) -> dict[str, torch.Tensor]:
     """The gradients that the optimizer finds in a step, in float64."""
     found = {}

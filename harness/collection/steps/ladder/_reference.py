@@ -6,6 +6,11 @@ autocast, or float32, puts it for this model, and as far as chance puts it, each
 side of 0 a few inputs of a ReLU lie, and each that changes sides moves gradients by percents; so torch's own are made
 several times, from weights that differ by what rounding makes of them. A compiled rung's twin is compiled.
 
+What a rung does wrong it does in each step. A kernel of torch may be off in one step and right in the next one: on an
+H200 the gradients of one layer's queries and keys were, in bfloat16, in two of six checks. So a gradient that is off
+is made again, from weights moved by rounding. It is wrong if it is off each time; else a warning tells of it. Where
+torch's own are off as often, draws of torch's are off, too, and allow as much.
+
 Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which the host
 computes in the reference.
 """
@@ -19,14 +24,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from harness.collection.steps.ladder import _ranks
-from harness.collection.steps.ladder._optimizers import weights_of
+from harness.collection.steps.ladder._gradients import ComparedGradients, KeptGradients, Redrawn, compared, kept
 from harness.collection.steps.ladder._refused import refuse_no_number
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, blocks_of
 from harness.collection.steps.training._first_step import FLAT, MOST, TIMES
 from harness.collection.steps.training._settings import forget_compiled, math_modes, reference_modes
 from harness.collection.steps.training._steps import STEPS
-from harness.collection.steps.training._trainer import whole
 
 if TYPE_CHECKING:
     import torch
@@ -42,19 +46,20 @@ _FLOOR = {"float64": 2.0**-12, "float32": 2.0**-12, "tf32": 2.0**-10, "float16":
 """The unit in the last place of a type; for float32 what sums over a batch and fast convolutions lose of it."""
 _DRAWS = 6
 """How often torch's own gradients are made: from the weights as they are, then from weights moved by rounding."""
+_TRIES = 8
+"""How often a rung's gradient is made at most; it must be off each time. A kernel of torch that is off in a share p of
+all steps is taken for a fault in (1 - p)^6 p^8 of all checks of a layer: 1 in 130,000 at p = 30%, 1 in 10^12 at 3%."""
 _NAMED = 3
-
-Gradients = Mapping[str, "torch.Tensor"]
 
 
 @lru_cache(maxsize=2)
 def reference_losses(setup: StepSetup) -> Mapping[str, tuple[tuple[float, ...], float]]:
     """The reference's losses, and how far chance puts them apart: the main one by the name '', others by theirs."""
     with reference_modes():
-        wanted = _losses(setup, STEPS)
+        wanted = _losses(setup)
         for number, loss in enumerate(wanted[""], 1):
             refuse_no_number(loss, setup.source, number)
-        others = _losses(replace(setup, chance=1), STEPS if _draws(setup) else 1)
+        others = _losses(replace(setup, chance=1), wanted)
     return {name: (own, _apart(own, others.get(name, own))) for name, own in wanted.items()}
 
 
@@ -62,20 +67,23 @@ def _apart(some: Iterable[float], others: Iterable[float]) -> float:
     return max(abs(one - other) for one, other in zip(some, others, strict=False))
 
 
-def _losses(setup: StepSetup, count: int) -> Mapping[str, tuple[float, ...]]:
-    """The losses of the first steps by name; names that every step has."""
+def _losses(setup: StepSetup, known: Mapping[str, tuple[float, ...]] | None = None) -> Mapping[str, tuple[float, ...]]:
+    """The losses of the first steps by name; names that every step has.
+
+    known: losses by another chance. If the first ones are the same on all ranks, only the first step is made.
+    """
     import torch
 
     trainer = _reference_trainer(setup)
-    every = [{"": trainer.loss_of_step(), **trainer.named} for _ in range(count)]
+    every = [{"": trainer.loss_of_step(), **trainer.named}]
+    if known is None or _ranks.agreed(_unlike(every[0], known), setup.world):
+        every += [{"": trainer.loss_of_step(), **trainer.named} for _ in range(1, STEPS)]
     names = [name for name in every[0] if all(name in one for one in every)]
     return {name: tuple(torch.stack([one[name].double() for one in every]).flatten().tolist()) for name in names}
 
 
-def _draws(setup: StepSetup) -> bool:
-    """Whether the loss depends on chance, on any rank."""
-    first, other = (_losses(replace(setup, chance=chance, world=1), 1) for chance in (0, 1))
-    return _ranks.agreed(first != other, setup.world)
+def _unlike(losses: Mapping[str, torch.Tensor], known: Mapping[str, tuple[float, ...]]) -> bool:
+    return any(float(one) != known[name][0] for name, one in losses.items() if name in known)
 
 
 def _reference_trainer(setup: StepSetup) -> StepTrainer:
@@ -95,50 +103,97 @@ def can_be_wide(setup: StepSetup) -> bool:
     return not _ranks.agreed(fails, setup.world)
 
 
-def gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
-    """What is wrong with the gradients of the rung's twin, and with weights that it left as they were."""
-    calm = replace(setup, calm=True)
-    wanted = _reference_gradients(calm)
-    kind = rung.dtype(setup.half) or rung.arithmetic
+@dataclass(frozen=True, slots=True)
+class GradientVerdict:
+    """What was found of a rung's gradients.
+
+    complaints: what is wrong with them, and with weights that a step left as they were. unsteady: weights whose
+    gradients were off in the first step and right in a later one, with how far.
+    """
+
+    complaints: tuple[str, ...]
+    unsteady: tuple[str, ...]
+
+
+def gradient_verdict(rung: LadderRung, setup: StepSetup) -> GradientVerdict:
+    """What is wrong with the gradients of the rung's twin."""
     # A graph replays kernels that its twin without a graph launches too.
     twin = replace(rung, name="", summary="", base="", graph=False)
-    found, moved = _compiled_gradients(twin, calm) if rung.compiled else _first_gradients(twin, calm)
-    yards = _yardstick(calm, kind)
+    return (_of_compiled if rung.compiled else _verdict)(twin, replace(setup, calm=True))
+
+
+@lru_cache(maxsize=8)
+def _of_compiled(rung: LadderRung, calm: StepSetup) -> GradientVerdict:
+    """The verdict on compiled code. It is kept, since to compile takes long."""
+    try:
+        return _verdict(rung, calm)
+    finally:
+        forget_compiled()
+
+
+def _verdict(rung: LadderRung, calm: StepSetup) -> GradientVerdict:
+    kind = rung.dtype(calm.half) or rung.arithmetic
+    wanted = _reference_gradients(calm)
+    allowed = _allowed(calm, kind)
+    with math_modes(rung.tf32):
+        twin = Redrawn(StepTrainer(rung, calm))
+        found = twin.compared(wanted.kept)
+        complaints = [*_missing(allowed, found, twin.moved())]
+        off = wrong = _too_far(found, wanted, allowed)
+        for again in range(1, _TRIES):
+            if not _ranks.agreed(bool(wrong), calm.world):
+                break
+            # By other seeds than torch's own draws have.
+            later = twin.compared(wanted.kept, _FLOOR[kind], _DRAWS + again)
+            right = later.given - _too_far(later, wanted, allowed).keys()
+            wrong = {name: told for name, told in wrong.items() if name not in right}
+    if wrong:
+        parts = "; parts of a batch are for a loss that is a mean over items" if rung.parts > 1 else ""
+        complaints.append(f"weights: the gradient of the first step is off: {listed(wrong.values())}{parts}")
+    if wanted.by_chance <= found.distances.keys():
+        complaints += _of_chance(found, wanted)
+    return GradientVerdict(tuple(complaints), tuple(told for name, told in sorted(off.items()) if name not in wrong))
+
+
+@lru_cache(maxsize=8)
+def _allowed(calm: StepSetup, kind: str) -> Mapping[str, float]:
+    """How far off the gradient of each weight may be in a type, by name, as a share of its length."""
+    wanted, yards = _reference_gradients(calm), _yardstick(calm, kind)
     # What is smaller than the type's rounding of a typical gradient, and all wrong in torch's own, has no right value.
     lost = {name for name, share in wanted.shares.items() if share < _FLOOR[kind] and yards.get(name, 0.0) > MOST}
-    names = wanted.names - lost
-    missing = [name for name in names if name not in found or not bool(found[name].any())]
-    if missing:
-        yield f"weights: {len(missing)} of {len(names)} had no gradient: {_listed(missing)}"
-    still = [name for name in names if name in found and name not in moved]
-    if still:
-        yield f"weights: the first step left {len(still)} of {len(names)} as they were: {_listed(still)}"
     least = TIMES * _FLOOR[kind] * math.sqrt(wanted.blocks)
-    far = {}
-    for name in names - wanted.by_chance - {*missing}:
-        allowed = min(MOST, max(least, _YARDS * (yards.get(name, 0.0) + wanted.spread[name])))
-        if not (off := _distance(found, wanted.gradients, (name,))) <= allowed:
-            far[name] = f"{name} by {off:.2%}, allowed are {allowed:.2%}"
-    if far:
-        parts = "; parts of a batch are for a loss that is a mean over items" if rung.parts > 1 else ""
-        yield f"weights: the gradient of the first step is off: {_listed([far[name] for name in sorted(far)])}{parts}"
-    if wanted.by_chance <= found.keys():
-        yield from _of_chance(found, wanted)
+    far = {name: _YARDS * (yards.get(name, 0.0) + wanted.spread[name]) for name in wanted.names - lost}
+    return {name: min(MOST, max(least, share)) for name, share in far.items()}
 
 
-def _of_chance(found: Gradients, wanted: WantedGradients) -> Iterator[str]:
+def _missing(names: Collection[str], found: ComparedGradients, moved: Collection[str]) -> Iterator[str]:
+    """Complaints about weights without a gradient, and about weights that the step left as they were."""
+    if missing := [name for name in names if name not in found.given]:
+        yield f"weights: {len(missing)} of {len(names)} had no gradient: {listed(missing)}"
+    if still := [name for name in names if name in found.distances and name not in moved]:
+        yield f"weights: the first step left {len(still)} of {len(names)} as they were: {listed(still)}"
+
+
+def _too_far(found: ComparedGradients, wanted: WantedGradients, allowed: Mapping[str, float]) -> dict[str, str]:
+    """The weights whose gradient is off, with how far; none that has no gradient, and none that chance decides."""
+    off = {name: wanted.kept.share(found.distances, (name,)) for name in found.given & allowed.keys()}
+    far = {name for name, share in off.items() if not share <= allowed[name]} - wanted.by_chance
+    return {name: f"{name} by {off[name]:.2%}, allowed are {allowed[name]:.2%}" for name in far}
+
+
+def _of_chance(found: ComparedGradients, wanted: WantedGradients) -> Iterator[str]:
     """A complaint about gradients that chance decides. Of one alone nothing can be said, of many together something."""
-    off, allowed = _distance(found, wanted.gradients, wanted.by_chance), max(MOST, _CHANCE * wanted.apart)
+    off, allowed = wanted.kept.share(found.distances, wanted.by_chance), max(MOST, _CHANCE * wanted.apart)
     if not off <= allowed:
         yield (
             f"weights: the gradients of {len(wanted.by_chance)} weights, which depend on the step's random numbers, "
-            f"are off by {off:.2%} together, allowed are {allowed:.2%}: {_listed([*wanted.by_chance])}"
+            f"are off by {off:.2%} together, allowed are {allowed:.2%}: {listed(wanted.by_chance)}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WantedGradients:
-    """What the first step's gradients must be: by name, in the host's memory.
+    """What the first step's gradients must be.
 
     names: of the weights whose gradient is more than what rounding makes. shares: how large it is there, over a typical
     one. spread: how far chance puts each. by_chance: the names of those that chance puts too far to be compared each,
@@ -146,7 +201,7 @@ class WantedGradients:
     errors of blocks add up like errors of random signs.
     """
 
-    gradients: Gradients
+    kept: KeptGradients
     names: frozenset[str]
     shares: Mapping[str, float]
     spread: Mapping[str, float]
@@ -159,18 +214,37 @@ class WantedGradients:
 def _reference_gradients(calm: StepSetup) -> WantedGradients:
     with reference_modes():
         trainer = _reference_trainer(calm)
-        found, _ = _made(trainer)
-        chances = range(1, 1 + _CHANCES) if _draws(calm) else ()
-        off = [_squares(_made(_reference_trainer(replace(calm, chance=chance)))[0], found) for chance in chances]
-    sizes = {name: float(one.double().norm()) / math.sqrt(one.numel()) for name, one in found.items()}
-    count = sum(one.numel() for one in found.values())
-    typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
+        found, loss = kept(trainer)
+        losses, blocks = {"": loss, **trainer.named}, max(1, len(blocks_of(trainer.model)))
+        del trainer  # before the next model
+        off = [*_by_other_chances(calm, found, {name: (float(one),) for name, one in losses.items()})]
+    counts = {name: one.numel() for name, one in found.tensors.items()}
+    sizes = {name: math.sqrt(found.squares[name] / count) for name, count in counts.items() if count}
+    typical = math.sqrt(sum(found.squares.values()) / max(1, sum(counts.values())))
     shares = {name: size / typical for name, size in sizes.items() if size > FLAT * typical}
     names = frozenset(shares)
-    spread = {name: max((_share(one, (name,)) for one in off), default=0.0) for name in names}
+    spread = {name: max((found.share(one, (name,)) for one in off), default=0.0) for name in names}
     by_chance = frozenset(name for name in names if _YARDS * spread[name] > MOST)
-    apart = max((_share(one, by_chance) for one in off), default=0.0)
-    return WantedGradients(found, names, shares, spread, by_chance, apart, max(1, len(blocks_of(trainer.model))))
+    apart = max((found.share(one, by_chance) for one in off), default=0.0)
+    return WantedGradients(found, names, shares, spread, by_chance, apart, blocks)
+
+
+def _by_other_chances(
+    calm: StepSetup, found: KeptGradients, known: Mapping[str, tuple[float, ...]]
+) -> Iterator[Mapping[str, float]]:
+    """Squares of how far other chances put gradients; nothing if the loss doesn't depend on chance, on any rank."""
+    for chance in range(1, 1 + _CHANCES):
+        other, losses = _compared(replace(calm, chance=chance), found)
+        if chance == 1 and not _ranks.agreed(_unlike(losses, known), calm.world):
+            return
+        yield other.distances
+
+
+def _compared(setup: StepSetup, found: KeptGradients) -> tuple[ComparedGradients, Mapping[str, torch.Tensor]]:
+    """The reference's gradients, beside others, and its losses by name. Its model goes with it."""
+    trainer = _reference_trainer(setup)
+    other, loss = compared(trainer, found)
+    return other, {"": loss, **trainer.named}
 
 
 @lru_cache(maxsize=8)
@@ -181,106 +255,21 @@ def _yardstick(calm: StepSetup, kind: str) -> Mapping[str, float]:
     wanted = _reference_gradients(calm)
     far: dict[str, float] = {}
     with math_modes(rung.tf32):
-        trainer = StepTrainer(rung, calm)
-        weights = [weight.detach().clone() for weight in trainer.weights]
+        drawn = Redrawn(StepTrainer(rung, calm))
         for draw in range(_DRAWS):
-            trainer.begin_drawing()
-            _set_near(trainer.weights, weights, draw and _FLOOR[kind], draw)
-            found, _ = _made(trainer)
-            for name in wanted.names & found.keys():
-                far[name] = max(far.get(name, 0.0), _distance(found, wanted.gradients, (name,)))
+            found = drawn.compared(wanted.kept, draw and _FLOOR[kind], draw)
+            for name in wanted.names & found.distances.keys():
+                far[name] = max(far.get(name, 0.0), wanted.kept.share(found.distances, (name,)))
     return far
 
 
-def _set_near(weights: Iterable[torch.Tensor], values: Iterable[torch.Tensor], share: float, seed: int) -> None:
-    """Set weights to values, each moved by up to a share of its size: at random, and alike on all ranks."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight, value in zip(weights, values, strict=True):
-            noise = 2 * torch.rand(value.shape, generator=generator) - 1 if share else torch.zeros(())
-            weight.copy_(value * (1 + share * noise.to(value.device)))
-
-
-@lru_cache(maxsize=8)
-def _compiled_gradients(rung: LadderRung, calm: StepSetup) -> tuple[Gradients, frozenset[str]]:
-    """The gradients of compiled code. They are kept, since to compile takes long."""
-    try:
-        return _first_gradients(rung, calm)
-    finally:
-        forget_compiled()
-
-
-def _first_gradients(rung: LadderRung, calm: StepSetup) -> tuple[Gradients, frozenset[str]]:
-    with math_modes(rung.tf32):
-        return _made(StepTrainer(rung, calm))
-
-
-def _made(trainer: StepTrainer) -> tuple[Gradients, frozenset[str]]:
-    """The gradients that the optimizer used in a step, unscaled, and the names of the weights that the step changed.
-
-    Weights that the optimizer doesn't have have neither.
-    """
-    import torch
-
-    seen: dict[str, torch.Tensor] = {}
-    groups = [group for one in trainer.optimizers for group in one.param_groups]
-    held = {id(one) for group in groups for one in group["params"]}
-    named = [(name, one) for name, one in trainer.model.named_parameters() if id(one) in held and one.requires_grad]
-    before = {name: whole(one.detach()).clone() for name, one in named}
-
-    def see(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        # A scaler, the file's own too, leaves the scale here for an optimizer that unscales gradients itself.
-        scale = 1.0 if (left := getattr(optimizer, "grad_scale", None)) is None else float(left)
-        own = {id(one) for one in weights_of(optimizer)}
-        mine = [(name, one) for name, one in named if id(one) in own and one.grad is not None]
-        seen.update({name: _as_real(whole(one.grad.detach()) / scale).cpu() for name, one in mine})
-
-    hooks = [one.register_step_pre_hook(see) for one in trainer.optimizers]
-    try:
-        trainer.loss_of_step()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    resting = {id(one) for group in groups if not group.get("lr") for one in group["params"]}
-    # Every rank puts together the parts of every weight.
-    after = {name: whole(one.detach()) for name, one in named}
-    moved = {name for name, one in named if id(one) in resting or not torch.equal(after[name], before[name])}
-    return seen, frozenset(moved)
-
-
-def _as_real(one: torch.Tensor) -> torch.Tensor:
-    """A tensor, or of a complex one its real and imaginary parts: both are compared."""
-    import torch
-
-    return torch.view_as_real(one) if one.is_complex() else one
-
-
-def _distance(got: Gradients, want: Gradients, names: Collection[str]) -> float:
-    """How far the gradients of these weights are from others, over the length of these; of weights that both have."""
-    return _share(_squares({name: got[name] for name in names if name in got}, want), names)
-
-
-def _squares(got: Gradients, want: Gradients) -> dict[str, tuple[float, float]]:
-    """By name: the square of the distance of two gradients, and of the length of the second one."""
-    both = {name: (one.double(), want[name].double()) for name, one in got.items() if name in want}
-    return {name: (float((one - other).norm()) ** 2, float(other.norm()) ** 2) for name, (one, other) in both.items()}
-
-
-def _share(squares: Mapping[str, tuple[float, float]], names: Collection[str]) -> float:
-    """The distance over the length, of these weights together."""
-    found = [squares[name] for name in names if name in squares]
-    distance, length = (math.sqrt(sum(column)) for column in zip(*found, strict=True)) if found else (0.0, 0.0)
-    return distance / length if length else 0.0
-
-
-def _listed(names: list[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """The first few of some names, and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:_NAMED]) + (f", and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def forget() -> None:
     """Forget all losses and gradients that are kept."""
-    for kept in (reference_losses, can_be_wide, _reference_gradients, _yardstick, _compiled_gradients):
-        kept.cache_clear()
+    for one in (reference_losses, can_be_wide, _reference_gradients, _yardstick, _allowed, _of_compiled):
+        one.cache_clear()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _optimizers, _ranks, _reference, _rungs
-from harness.collection.steps.ladder._reference import can_be_wide, gradient_complaints, reference_losses
+from harness.collection.steps.ladder._reference import can_be_wide, gradient_verdict, reference_losses
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, tensors_of
@@ -64,7 +64,9 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
         with told(_reference.BY_HOST):
             reference_losses(setup)
         with told(rung, setup.world, below):
-            complaints = tuple(gradient_complaints(rung, setup))
+            verdict = gradient_verdict(rung, setup)
+    if verdict.unsteady:
+        ctx.notes.append(_unsteady(verdict.unsteady))
     before = _facts.allocated(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)
@@ -76,7 +78,18 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     if _ranks.same_batches(ctx, [*tensors_of(trainer.batch)]):
         ctx.notes.append(_SAME)
     with told(rung, setup.world, below):
-        return _first_steps(ctx, trainer, complaints, before)
+        return _first_steps(ctx, trainer, verdict.complaints, before)
+
+
+def _unsteady(weights: Sequence[str]) -> Warning:
+    """The warning of gradients that were off once. weights: which, with how far."""
+    return Warning(
+        "unsteady-gradients",
+        f"gradients of {len(weights)} weights were off in the first step, and right when it was made again: a kernel "
+        f"isn't repeatable; {_reference.listed(weights)}",
+        "try other backends of attention, by the rungs sdpa_flash, sdpa_efficient and sdpa_cudnn; look for a race in "
+        "kernels of your own",
+    )
 
 
 def trainer_of(rung: LadderRung, setup: StepSetup) -> StepTrainer:

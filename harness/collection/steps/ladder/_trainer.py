@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _optimizers, _ranks
-from harness.collection.steps.ladder._given import Given, arguments, given
+from harness.collection.steps.ladder._given import Given, arguments, given, is_library
 from harness.collection.steps.ladder._refused import losses_of, module_of, refuse_ended
 from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
@@ -263,11 +264,25 @@ class StepTrainer:
 
 def model_of(setup: StepSetup) -> torch.nn.Module:
     """The model on the device, in training, with weights that depend on the seed only."""
-    seeded(setup.seed)
-    model = module_of(setup.given.model(), setup.source).to(setup.device).train()
+    if is_library(setup.source):
+        made = copy.deepcopy(_library_model(setup.source, setup.size, setup.seed))
+    else:
+        seeded(setup.seed)
+        made = module_of(setup.given.model(), setup.source)
+    model = made.to(setup.device).train()
     if setup.wide:
         model = model.double()
     return calmed(model) if setup.calm else model
+
+
+@lru_cache(maxsize=1)
+def _library_model(source: str, size: int, seed: int) -> torch.nn.Module:
+    """A library's model after this seed, in the host's memory: to draw its weights takes much longer than to copy them.
+
+    A file's model is made anew each time, since the file's variables may have parts of it.
+    """
+    seeded(seed)
+    return module_of(given(source, size).model(), source)
 
 
 def batch_of(setup: StepSetup) -> Any:

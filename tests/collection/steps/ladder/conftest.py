@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from harness.collection.steps import ladder
+from harness.collection.steps.ladder._trainer import StepTrainer
 from harness.devices.cpu import Cpu
 from harness.model import Case
 from harness.ops import Op
@@ -60,3 +61,19 @@ def ready() -> Ready:
             yield made
 
     return session
+
+
+@pytest.fixture
+def patched_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[StepTrainer], object]], None]:
+    """patched_to(change): the model of a rung with our kernels is changed once more."""
+
+    def put(change: Callable[[StepTrainer], object]) -> None:
+        real = StepTrainer._patch
+
+        def patched(trainer: StepTrainer) -> None:
+            real(trainer)
+            change(trainer)
+
+        monkeypatch.setattr(StepTrainer, "_patch", patched)
+
+    return put

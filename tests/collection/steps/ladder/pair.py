@@ -19,7 +19,7 @@ import torch
 from torch import distributed as dist
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _learning, _ranks, _reference, _rungs, _steps
+from harness.collection.steps.ladder import _gradients, _learning, _ranks, _reference, _rungs, _steps
 from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._declared import step_of
 from harness.collection.steps.ladder._rungs import FLOAT32
@@ -211,6 +211,20 @@ def later() -> None:
     assert [text for text in found if text.startswith("weights: they differ between ranks after the timed steps")]
 
 
+def again() -> None:
+    """A step that is made again begins with weights that are alike on all ranks, and moved where ranks have parts."""
+    calm = setup_of("attention", wide=False)
+    wanted, _ = _gradients.kept(StepTrainer(_reference.BY_HOST, calm))
+    for name in ("static_graph", "fsdp"):
+        twin = _gradients.Redrawn(StepTrainer(RUNGS[name], calm))
+        shares = (0.0, 2.0**-7, 2.0**-7)
+        off = [wanted.share(twin.compared(wanted, share, 9).distances, wanted.squares) for share in shares]
+        assert 0 < off[0] < 0.1, name
+        assert off[0] != off[1] == off[2] < 0.1, name
+        assert twin.moved() == wanted.squares.keys(), name
+        assert [*_ranks.apart(CTX, twin.trainer.model, name)] == []
+
+
 def batches() -> None:
     """Ranks have batches of their own; where the file gives all of them the same one, a warning says so."""
     own = float(batch_of(setup_of("attention"))[0].sum())
@@ -289,7 +303,7 @@ def forgotten() -> None:
     assert not _reference.reference_losses.cache_info().currsize
 
 
-CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, later, curves, sparse, forgotten)
+CHECKS: tuple[Callable[[], None], ...] = (exact, communication, unlike, again, later, curves, sparse, forgotten)
 RARE = (exact_others, compiled, rehearsed, honest, batches, programs)
 """Checks that `make slow-test` makes: tests of one process have them of the same rungs."""
 

@@ -106,15 +106,18 @@ def test_a_gan_with_two_optimizers_has_its_rungs(rung):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("own", "bundled"), [("amp", "amp"), ("fused_optimizer", "fused_optimizer")])
-def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(own, bundled, tmp_path):
-    """In turns, three times each: the medians agree within 2%. 128 images keep the GPU busy, whatever the host does."""
+def test_swin_by_a_users_file_takes_as_long_as_the_bundled_step(tmp_path):
+    """In turns, three times each: the medians agree within 2%.
+
+    Both are torch's fused optimizer as a CUDA graph of the step, whose time is the GPU's, however slow the host is.
+    """
     step = tmp_path / "swin.py"
     step.write_text((STEPS / "swin.py").read_text().replace(" 32,", f" {IMAGES},"))
     op, other = op_of(str(step), IMAGES), Catalogue()["swin_train"]
-    model = {name: choice.usual for name, choice in other.choices.items()} | {"model": "swin_tiny"}
-    times = [(measured(op, own, IMAGES).time, measured(other, bundled, IMAGES, **model).time) for _ in range(3)]
-    ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
+    asked = {name: choice.usual for name, choice in other.choices.items()} | {"model": "swin_tiny", "step": "graph"}
+    turns = [(measured(op, "graph", IMAGES), measured(other, "fused_optimizer", IMAGES, **asked)) for _ in range(3)]
+    assert [one.error for turn in turns for one in turn if one.status != "ok"] == []
+    ours, theirs = (statistics.median(one.time for one in column) for column in zip(*turns, strict=True))
     assert abs(ours / theirs - 1) < 0.02
 
 

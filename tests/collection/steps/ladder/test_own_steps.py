@@ -13,6 +13,7 @@ import torch
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _file_state, _reference, _rungs, _steps, _survey
 from harness.collection.steps.ladder._given import given
+from harness.collection.steps.ladder._gradients import ComparedGradients
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer
 from harness.errors import UsageError
@@ -261,13 +262,13 @@ def test_gradients_that_chance_decides_are_compared_together():
     wanted = _reference._reference_gradients(calm)
     assert wanted.by_chance == {name for name in wanted.names if wanted.spread[name] > 0.2}
     assert 0 < wanted.apart < 2
-    many = {name: 4 * one for name, one in wanted.gradients.items()}
-    (told,) = _reference._of_chance(many, wanted)
+    many = {name: 9 * square for name, square in wanted.kept.squares.items()}  # of gradients four times as large
+    (told,) = _reference._of_chance(ComparedGradients(many, wanted.names), wanted)
     assert told.startswith(
         f"weights: the gradients of {len(wanted.by_chance)} weights, which depend on the step's random"
     )
-    few = {name: 4 * one if one.numel() == 1 else one for name, one in wanted.gradients.items()}
-    assert not [*_reference._of_chance(few, wanted)]
+    few = {name: many[name] if one.numel() == 1 else 0.0 for name, one in wanted.kept.tensors.items()}
+    assert not [*_reference._of_chance(ComparedGradients(few, wanted.names), wanted)]
 
 
 @pytest.mark.slow  # the test above has gradients that chance decides

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _learning, _optimizers, _reference, _rungs, _steps, _survey
+from harness.collection.steps.ladder import _gradients, _learning, _optimizers, _rungs, _steps, _survey
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, batch_of, model_of, tensors_of
 from harness.devices.cpu import Cpu
@@ -243,7 +243,7 @@ def test_complex_weights_have_rungs_above_the_fused_optimizer(tmp_path):
     assert sheet.adamw == "it has complex weights, which our AdamW doesn't take"
     assert complaints(sheet, "patched") == []
     setup = StepSetup(str(file.resolve()), 8, 1, torch.device("cpu"), "bfloat16")
-    assert _reference._made(StepTrainer(_rungs.FLOAT32, setup))[0]["1.w"].shape == (4, 2)
+    assert _gradients.kept(StepTrainer(_rungs.FLOAT32, setup))[0].tensors["1.w"].shape == (4, 2)
 
 
 def test_an_optimizer_that_cant_be_fused_is_blamed(tmp_path, monkeypatch):

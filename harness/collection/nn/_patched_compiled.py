@@ -2,10 +2,11 @@
 
 A compiler fuses torch's operations with what makes their input, such as the addition of a residual or of a mask, and
 with the cast of what they give. It can't look into our operators, so that each of these has a pass over memory of its
-own. In float32, which a residual stream has under autocast, this takes longer than our kernels save. So the forward is
-torch's there. In the backward of a norm ours gains, since one kernel makes the sums over rows and over columns. It
-works in halves, which the gradient of what the norm gives has anyway. Where the input is in halves, it was made by an
-operator of ours as a rule, such as bias_dropout_residual: there is nothing to fuse, so the forward is ours, too.
+own. In float32, which a residual stream has under autocast, this took longer than our kernels saved
+(reports/h200/ladder_vit, which is of before). So the forward is torch's there. The backward of a norm is ours, since
+one kernel makes the sums over rows and over columns. It works in halves, which the gradient of what the norm gives has
+anyway. Where the input is in halves, it was made by an operator of ours as a rule, such as bias_dropout_residual: there
+is nothing to fuse, so the forward is ours, too.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from torch.nn import functional
 
 from harness.collection.nn import _rows, _softmax
 from harness.collection.nn._operators import is_for_torch
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -39,16 +38,19 @@ def softmax(x: Tensor, dim: int) -> Tensor:
     return _softmax.softmax(x, dim) if _halves_for(x) is None else functional.softmax(x, dim)
 
 
+def autocast_halves(device: str) -> torch.dtype | None:
+    """The type of autocast on a kind of device, which is one of halves; None where it is off, or there is none."""
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
+
+
 def _halves_for(x: Tensor, *vectors: Tensor) -> torch.dtype | None:
     """The type of autocast, if the forward is to be torch's; None if it is to be ours."""
     if not torch.compiler.is_compiling() or is_for_torch((x, *vectors)):
         return None
-    device = x.device.type
-    if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) not in _HALVES:
-        return None
     fits = x.ndim and all(one.dtype == torch.float32 for one in (x, *vectors))
     fits = fits and all(vector.shape == x.shape[-1:] for vector in vectors)
-    return torch.get_autocast_dtype(device) if fits else None  # ours says what doesn't fit
+    return autocast_halves(x.device.type) if fits else None  # ours says what doesn't fit
 
 
 class _LayerNorm(torch.autograd.Function):

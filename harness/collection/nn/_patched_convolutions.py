@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.collection.nn._patched_compiled import autocast_halves
 from harness.collection.nn._patched_modules import Found, swap, untouchable
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -53,10 +54,7 @@ def _fits(module: Any, x: Tensor) -> bool:
         return False
     if any(size % side for size, side in zip(x.shape[2:], module.kernel_size, strict=True)):
         return False
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device) in _HALVES and x.dtype in (torch.float32, *_HALVES)
-    return x.dtype in _HALVES and module.weight.dtype == x.dtype
+    return x.dtype in _HALVES or (x.dtype == torch.float32 and autocast_halves(x.device.type) is not None)
 
 
 def _lies_as_nhwc(x: Tensor) -> bool:

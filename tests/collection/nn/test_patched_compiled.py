@@ -176,6 +176,13 @@ def test_vectors_in_halves_beside_a_float32_x_are_rounded_as_before():
     assert graphs[0] == {"layer_norm": 1}
 
 
+def test_a_weight_of_another_width_is_an_error_and_is_not_repeated():
+    norm = nn.RMSNorm(1, eps=EPS)
+    ours.patch(nn.Sequential(norm))
+    with pytest.raises(Exception, match="weight"), torch.autocast("cpu", torch.bfloat16):
+        compiled(norm)[0](torch.randn(3, WIDTH))
+
+
 def test_a_call_that_is_not_compiled_is_ours(monkeypatch):
     def refuse(*_):
         raise AssertionError("torch's forward is for compilers")

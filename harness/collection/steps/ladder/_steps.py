@@ -85,8 +85,8 @@ def _unsteady(weights: Sequence[str]) -> Warning:
     """The warning of gradients that were off once. weights: which, with how far."""
     return Warning(
         "unsteady-gradients",
-        f"gradients of {len(weights)} weights were off in the first step, and right when it was made again: a kernel "
-        f"isn't repeatable; {_reference.listed(weights)}",
+        f"gradients of {len(weights)} weights were off in the first step, and right when it was made again, so "
+        f"something in the step isn't repeatable: {_reference.listed(weights)}",
         "try other backends of attention, by the rungs sdpa_flash, sdpa_efficient and sdpa_cudnn; look for a race in "
         "kernels of your own",
     )

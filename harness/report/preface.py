@@ -105,10 +105,12 @@ def processes(run: Run) -> str:
     repeated = [result for result in run.results if len(result.medians) > 1]
     if not repeated:
         return ""
-    most = max(len(result.medians) for result in repeated)
+    counts = {len(result.medians) for result in run.results if result.medians}
+    # A run that was stopped has cases of fewer processes than other cases.
+    count = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     worst = max(repeated, key=lambda result: range_over_median(result.medians))
     return (
-        f"Each case was measured in {most} fresh processes. Its time is the median of their medians, and its noise "
+        f"Each case was measured in {count} fresh processes. Its time is the median of their medians, and its noise "
         f"spans all of them. Their medians lie within {units.percent(range_over_median(worst.medians), 2)} of each "
         f"other, at worst in {worst.case.id}."
     )

@@ -51,6 +51,14 @@ def test_several_processes_are_told(
     assert "Their medians lie within 0.20% of each other, at worst in prelu/eager/float32/N64." in text
 
 
+def test_a_stopped_run_has_cases_of_fewer_processes_and_says_so(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run], page: Callable[[Run], str]
+) -> None:
+    runs = [measured("eager", "float32", SHAPE, 0.5, process=i) for i in range(3)]
+    runs += [measured("tuned", "float32", SHAPE, 0.9, process=i) for i in range(2)]
+    assert "Each case was measured in 2 to 3 fresh processes." in page(make_run(runs))
+
+
 def test_an_unfinished_run_says_so(run: Run, page: Callable[[Run], str]) -> None:
     text = page(replace(run, header=replace(run.header, finished=None)))
     assert "Measured 2026-01-01T10:00:00+00:00, not finished, with harness 0.1.0" in text

@@ -3,7 +3,7 @@
 A compiler fuses torch's operations with what makes their input, such as the addition of a residual or of a mask, and
 with the cast of what they give. It can't look into our operators, so that each of these has a pass over memory of its
 own. In float32, which a residual stream has under autocast, this took longer than our kernels saved
-(reports/h200/ladder_vit, which is of before). So the forward is torch's there. The backward of a norm is ours, since
+(reports/h200/ladder_vit in revision 8dcf5490). So the forward is torch's there. The backward of a norm is ours, since
 one kernel makes the sums over rows and over columns. It works in halves, which the gradient of what the norm gives has
 anyway. Where the input is in halves, it was made by an operator of ours as a rule, such as bias_dropout_residual: there
 is nothing to fuse, so the forward is ours, too.

@@ -8,9 +8,9 @@ several times, from weights that differ by what rounding makes of them. A compil
 
 What a rung does wrong it does in each step. But a gradient may be off in one step and right in the next one: on an H200
 PyTorch's autocast had gradients of one layer's queries and keys that were off by 66% to 78% in one of three processes
-(reports/h200/ladder_bert, in bfloat16; the cause isn't known). So a gradient that is off is made again, from weights
-moved by rounding. It is wrong if it is off each time; else a warning tells of it. Where torch's own are off as often,
-draws of torch's are off, too, and allow as much.
+(reports/h200/ladder_bert in revision 8dcf5490, bfloat16; the cause isn't known). So a gradient that is off is made
+again, from weights moved by rounding. It is wrong if it is off each time; else a warning tells of it. Where torch's own
+are off as often, draws of torch's are off, too, and allow as much.
 
 Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which the host
 computes in the reference.

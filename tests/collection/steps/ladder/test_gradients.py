@@ -76,7 +76,7 @@ def test_a_fault_in_queries_and_keys_is_found(patched_to, fault, weight):
 
 
 def test_a_gradient_that_is_off_in_one_step_is_no_fault_and_is_told(ready, patched_to):
-    """As in reports/h200/ladder_bert: a layer's queries and keys were off by 66% to 78% in one of three processes."""
+    """As in a run of BERT: a layer's queries and keys were off by 66% to 78% in one of three processes."""
     steps = count()
     patched_to(lambda trainer: softmax(trainer, lambda: not next(steps)))
     with ready("heads", "patched") as session:

@@ -58,8 +58,10 @@ WRITTEN = ">"
 ANYTHING = "**"
 """In place of the name of a file: a process that a side has started, or native code, may ask about any file below."""
 _LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
-_COMPILERS = re.compile(r"(.+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
+_COMPILERS = re.compile(r"(.*/)?([^/]+-)?(g?cc|[gc]\+\+|clang(\+\+)?|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
 """Programs that open every file of a side on which their result depends."""
+_BUILDERS = ("harness/cuda/native.py", "triton/runtime/build.py")
+"""Where C for the host is compiled that is kept by its content: one side compiles it, and the other finds it."""
 _readlink, _real = os.readlink, cache(os.path.realpath)
 
 
@@ -74,13 +76,10 @@ class UsedFiles:
     def __init__(self, trees: Sequence[Path], before: Sequence[ModuleType] = ()) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
         self._trees = [str(tree.resolve()) for tree in trees]
-        self._opened, self._tried = set[str](), set[str]()
-        self._written: set[str] = set()
-        self._starts = False
-        self._libraries: set[str] = set()
+        self._opened, self._tried, self._written, self._libraries = set[str](), set[str](), set[str](), set[str]()
         self._started: set[tuple[str, ...]] = set()
         self._asked, self._listed = set[str](), set[str]()
-        self._listens = True
+        self._starts, self._listens = False, True
         self._digests: dict[str, str] = {}
         self._own: OwnModules | None = None
         self._installed = Installed(entry for entry in sys.path if not self._tree(_real(entry)))
@@ -199,14 +198,17 @@ class UsedFiles:
         """An audit hook: called for everything that this process does, so it must be quick and never raise."""
         if event in _STARTS:
             words = tuple(_words(event, arguments))
-            self._started.add(words)
-            opens = any(_COMPILERS.fullmatch(word.rpartition("/")[2]) for word in words[1:2])
+            built = _caller().endswith(_BUILDERS)
+            self._started.add(tuple(word for word in words if not (built and _COMPILERS.fullmatch(word))))
+            opens = any(map(_COMPILERS.fullmatch, words[1:2]))
             self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
         if event == "ctypes.dlopen" and self._is_called_by_a_side(_OF_IMPORTS):
             self._libraries.add(os.fsdecode(arguments[0] or ""))
         if event in _LISTS:
-            if (lister := _lister()) is not None and (folder := _folder(arguments[0])):
+            lister = _caller()
+            ours = not any(word in lister for word in _OF_IMPORTS) and not _is_of_instrument(lister)
+            if ours and (folder := _folder(arguments[0])):
                 self._asked.add(f"{folder}/{EVERYTHING}")
                 self._listed |= {folder} if self._tree(lister) else set()
             return
@@ -342,15 +344,13 @@ def _here() -> Path:
         return Path("/")
 
 
-def _lister() -> str | None:
-    """The file of the code that lists a folder now; None for the search for modules, and for the harness's own."""
+def _caller() -> str:
+    """The file of the code that acts now: not Python's own library, unless that searches for modules."""
     frame: FrameType | None = sys._getframe(2)  # of who calls the audit hook
     while frame:
         file = frame.f_code.co_filename
-        if any(word in file for word in _OF_IMPORTS):
-            return None
-        if not file.startswith("<frozen ") and not _standard(file):
-            return None if _is_of_instrument(file) else file
+        if any(word in file for word in _OF_IMPORTS) or not (file.startswith("<frozen ") or _standard(file)):
+            return file
         frame = frame.f_back
     return ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.processes import used
-from tests.processes.conftest import Asking
+from tests.processes.conftest import Asking, install
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,35 @@ def test_files_outside_and_what_commands_name_are_told(
     outside.write_text("")
     found = used_by(top, f"import subprocess; {code.format(outside=str(outside))}")
     assert found == sorted(["early.py", *(file.format(outside=outside) for file in more)], key=lambda f: str(top / f))
+
+
+BUILDERS = {
+    "launcher": "from harness.cuda import native\nfrom harness.errors import MachineError\n"
+    "try:\n    native.built()\nexcept MachineError as error:\n    assert 'failed' in str(error), error\n",
+    "triton": "from triton.runtime import build\nbuild.compile(os.environ['CC'])\n",
+    "extension": "import subprocess\nsubprocess.run([os.environ['CC'], 'late.py'])\n",
+}
+
+
+@pytest.mark.parametrize(("builder", "counts"), [("launcher", False), ("triton", False), ("extension", True)])
+def test_a_compiler_counts_unless_what_it_builds_is_kept_for_both_sides_by_its_content(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, builder: str, counts: bool
+) -> None:
+    """The side that comes second finds the launcher in C, so it doesn't use a compiler."""
+    outside = tmp_path_factory.mktemp("tools")
+    compiler = outside / "gcc"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o700)
+    (outside / "cache").mkdir(0o700)
+    install(outside / "site-packages", "triton", {
+        "triton/__init__.py": "", "triton/runtime/__init__.py": "",
+        "triton/runtime/build.py": "import subprocess\ndef compile(cc): subprocess.run([cc, 'late.py'])\n",
+    })  # fmt: skip
+    (top / "build.py").write_text("import os\n" + BUILDERS[builder])
+    path = f"sys.path.append({str(outside / 'site-packages')!r}); watch = UsedFiles([top]); import build"
+    found = used_by(top, path, CC=str(compiler), HARNESS_CACHE=str(outside / "cache"))
+    assert (str(compiler) in found) == counts
+    assert ("late.py" in found) == (builder != "launcher"), "a source counts, whoever has it compiled"
 
 
 def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(

@@ -15,7 +15,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
-from harness.gate.used_code import Probed, SideNames
+from harness.gate.used_code import SideNames
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
@@ -111,11 +111,11 @@ def _inquire(
         ]
         if jobs:
             asking.before_judging(codes, cases)
-        judged = judging.judged(of_base, of_now, jobs)
+        judged = (*judging.judged(of_base, of_now, jobs), *_unjudged(cases, before.right & after.right))
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     gone = _unplugged(base, now) if cases.untold else ()
     cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
-    same = _same(cases, used, (before, after))
+    same = _same(cases, used)
     return Inquired(codes, cases, used, same, _measuring(repository, codes, used, kind), judged)
 
 
@@ -151,19 +151,27 @@ def _to_judge(cases: Cases, right: frozenset[str], kind: str) -> list[Job]:
     return [*alone, *sorted(there, key=lambda job: job.case.world)]
 
 
+def _unjudged(cases: Cases, right: frozenset[str]) -> Iterator[Judged]:
+    """Cases of both sides that weren't right when they were asked. Whether that was by chance, their times show."""
+    known = {job.case.id for job in cases.jobs["base"]}
+    for job in cases.jobs["now"]:
+        if job.case.world == 1 and job.case.id in known - right:
+            yield Judged(job.case, unable="it wasn't right when each side was asked, though it was when it was timed")
+
+
 def _alone(jobs: Sequence[Job]) -> list[Job]:
     """The jobs on one device each, since one process is asked."""
     return [replace(job, case=replace(job.case, world=1)) for job in jobs]
 
 
-def _same(cases: Cases, used: UsedCode, probed: Sequence[Probed]) -> bool:
+def _same(cases: Cases, used: UsedCode) -> bool:
     """Whether a comparison would compare a thing with itself."""
     jobs = cases.jobs
     whole = not (cases.broken or cases.untold or cases.laxer)
     same_cases = bool(jobs["now"]) and jobs["base"] == jobs["now"] and cases.asked == cases.before
     # Several ranks may use files that one doesn't.
     alone = all(job.case.world == 1 for job in jobs["now"])
-    return used.same and whole and same_cases and alone and all(side.fine for side in probed)
+    return used.same and whole and same_cases and alone
 
 
 def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: UsedCode, kind: str) -> str:

@@ -243,11 +243,11 @@ class UsedCode:
     trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side used
     or asked about. unused: the others that differ. software: those by which other software would be installed.
     versions: the driver and packages of which the sides ran with other versions. complete: whether all files are known,
-    and no process that a side started, nor native code, may tell the sides apart by a file that it only asked about.
-    unmatched: files that the working tree used and git ignores, and that the base doesn't have. outside: files outside
-    of the repository that the working tree found by its own place, where the base found none. filtered: files with
-    other contents on the two sides, though git calls them the same. older: files that git ignores, that the working
-    tree used, and that are older than a changed source which no side opened.
+    since no case failed, and no process that a side started, nor native code, may tell the sides apart by a file that
+    it only asked about. unmatched: files that the working tree used and git ignores, and that the base doesn't have.
+    outside: files outside of the repository that the working tree found by its own place, where the base found none.
+    filtered: files with other contents on the two sides, though git calls them the same. older: files that git ignores,
+    that the working tree used, and that are older than a changed source which no side opened.
     """
 
     base: tuple[tuple[str, str], ...] = ()

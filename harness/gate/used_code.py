@@ -157,7 +157,8 @@ def compared(
         unused=tuple(shown(name) for name in changed if name not in used),
         software=tuple(map(shown, software.changed(changed, codes["base"].folder or top, top))),
         versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
-        complete=all(side.complete for side in probed.values()) and not silent,
+        # A case that crashed may not have come to all of its files.
+        complete=all(side.complete and side.fine for side in probed.values()) and not silent,
         unmatched=tuple(
             map(shown, _unmatched(top, folders["base"], probed, found["base"].keys() - found["now"].keys()))
         ),

@@ -11,7 +11,7 @@ import pytest
 from harness.devices.cpu import Cpu
 from harness.errors import UsageError
 from harness.gate.case_lists import Cases
-from harness.gate.inquiry import _named, _to_judge
+from harness.gate.inquiry import _named, _to_judge, _unjudged
 from harness.gate.judging import judged
 from harness.gate.records import Revision
 from harness.gate.worktree import Checkout
@@ -40,7 +40,10 @@ def test_cases_that_both_find_right_are_judged_and_what_several_ranks_compute(mo
     right, wrong, two, three, new = (replace(JOB, case=replace(JOB.case, op=op, world=world)) for op, world in worlds)
     jobs = [two, right, three, wrong, new]
     cases = Cases((), {"base": tuple(jobs[:-1]), "now": tuple(jobs)})
-    assert _to_judge(cases, frozenset({right.case.id, three.case.id}), "cpu") == [right, two]
+    found_right = frozenset({right.case.id, three.case.id})
+    assert _to_judge(cases, found_right, "cpu") == [right, two]
+    # It may have failed by chance, and be right by its own reference each time that it is timed.
+    assert [found.case for found in _unjudged(cases, found_right)] == [wrong.case]
 
 
 def test_code_of_the_base_that_cannot_be_loaded_is_told_as_the_base_s(tmp_path: Path) -> None:

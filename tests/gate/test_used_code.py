@@ -269,6 +269,7 @@ def test_other_software_and_versions_are_told_and_whether_all_is_known(
     assert found.complete
     for known in (True, False):
         assert not comparison(probed(complete=known), probed(complete=not known)).complete
+        assert not comparison(probed(fine=known), probed(fine=not known)).complete, "a crash may come before an import"
 
 
 class Asked:

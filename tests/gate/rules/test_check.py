@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from harness.gate import Evidence
 from harness.gate.records import CaseEvidence, Judged
 from harness.gate.rules import check
@@ -32,3 +34,17 @@ def test_what_the_base_finds_wrong_fails_and_what_it_cannot_judge_is_undecided(
     more = (*judged, Judged(case(op="another"), unable="no list"))
     [*_, undecided] = check.judge(Evidence("main", (), cases, judged=more))
     assert undecided.message.endswith(f"{unknown.id} and 1 more: no tensor")
+
+
+@pytest.mark.parametrize(("side", "told"), [("", True), ("base", False), ("now", False)])
+def test_what_was_not_judged_is_undecided_where_it_has_times_of_both_sides(
+    case: Callable[..., Case],
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    side: str,
+    told: bool,
+) -> None:
+    """Else another rule tells why nothing was compared."""
+    crashed = {side: (measured(status="crashed"),)} if side else {}
+    judged = (Judged(case(), unable="it wasn't right when it was asked"),)
+    assert bool([*check.judge(Evidence("main", (), (evidence(**crashed),), judged=judged))]) == told

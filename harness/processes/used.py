@@ -60,7 +60,7 @@ ANYTHING = "**"
 _LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
 _COMPILERS = re.compile(r"(.*/)?([^/]+-)?(g?cc|[gc]\+\+|clang(\+\+)?|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
 """Programs that open every file of a side on which their result depends."""
-_BUILDERS = ("harness/cuda/native.py", "triton/runtime/build.py")
+_LAUNCHER, _TRITON = f"{_OWN}/cuda/native.py", "/triton/runtime/build.py"
 """Where C for the host is compiled that is kept by its content: one side compiles it, and the other finds it."""
 _readlink, _real = os.readlink, cache(os.path.realpath)
 
@@ -198,7 +198,7 @@ class UsedFiles:
         """An audit hook: called for everything that this process does, so it must be quick and never raise."""
         if event in _STARTS:
             words = tuple(_words(event, arguments))
-            built = _caller().endswith(_BUILDERS)
+            built = (file := _caller()) == _LAUNCHER or (file.endswith(_TRITON) and not self._tree(file))
             self._started.add(tuple(word for word in words if not (built and _COMPILERS.fullmatch(word))))
             opens = any(map(_COMPILERS.fullmatch, words[1:2]))
             self._starts = self._starts or (not opens and self._is_called_by_a_side())

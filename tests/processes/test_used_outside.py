@@ -39,10 +39,13 @@ BUILDERS = {
     "try:\n    native.built()\nexcept MachineError as error:\n    assert 'failed' in str(error), error\n",
     "triton": "from triton.runtime import build\nbuild.compile(os.environ['CC'])\n",
     "extension": "import subprocess\nsubprocess.run([os.environ['CC'], 'late.py'])\n",
+    "named alike": "import triton.runtime.build as own\nown.compile(os.environ['CC'])\n",
 }
 
 
-@pytest.mark.parametrize(("builder", "counts"), [("launcher", False), ("triton", False), ("extension", True)])
+@pytest.mark.parametrize(
+    ("builder", "counts"), [("launcher", False), ("triton", False), ("extension", True), ("named alike", True)]
+)
 def test_a_compiler_counts_unless_what_it_builds_is_kept_for_both_sides_by_its_content(
     used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, builder: str, counts: bool
 ) -> None:
@@ -52,7 +55,8 @@ def test_a_compiler_counts_unless_what_it_builds_is_kept_for_both_sides_by_its_c
     compiler.write_text("#!/bin/sh\nexit 1\n")
     compiler.chmod(0o700)
     (outside / "cache").mkdir(0o700)
-    install(outside / "site-packages", "triton", {
+    place = top if builder == "named alike" else outside / "site-packages"
+    install(place, "triton", {
         "triton/__init__.py": "", "triton/runtime/__init__.py": "",
         "triton/runtime/build.py": "import subprocess\ndef compile(cc): subprocess.run([cc, 'late.py'])\n",
     })  # fmt: skip

@@ -84,9 +84,10 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     embeddings of whole heads by a function apply_rotary_pos_emb, as transformers' decoders have them (Llama, Mistral,
     Qwen2 ...); a convolution that cuts images of few channels into patches, as ViT's first layer, which becomes a
     linear layer where it computes in halves; softmax, layer_norm, rms_norm and dropout that a module's forward calls as
-    functions; the operators of the models in harness.collection.models, windows among them. A torch.optim.AdamW becomes
-    our AdamW and a GradScaler ours, each with its state; a scheduler of the rate must be made after that. Several
-    optimizers may be given in a tuple, a list or a dict.
+    functions; torch's attention in such a forward, where its mask is the same for all keys, which keeps torch from its
+    fused kernels; the operators of the models in harness.collection.models, windows among them. A torch.optim.AdamW
+    becomes our AdamW and a GradScaler ours, each with its state; a scheduler of the rate must be made after that.
+    Several optimizers may be given in a tuple, a list or a dict.
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from harness.collection.nn import (
+    _patched_activations,
     _patched_blocks,
     _patched_convolutions,
     _patched_gates,
@@ -83,10 +84,11 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     layer followed by dropout and an addition; gated MLPs with SiLU, as Llama's (gate_proj, up_proj, down_proj); rotary
     embeddings of whole heads by a function apply_rotary_pos_emb, as transformers' decoders have them (Llama, Mistral,
     Qwen2 ...); a convolution that cuts images of few channels into patches, as ViT's first layer, which becomes a
-    linear layer where it computes in halves; softmax, layer_norm, rms_norm and dropout that a module's forward calls as
-    functions; the operators of the models in harness.collection.models, windows among them. A torch.optim.AdamW becomes
-    our AdamW and a GradScaler ours, each with its state; a scheduler of the rate must be made after that. Several
-    optimizers may be given in a tuple, a list or a dict.
+    linear layer where it computes in halves; GELU of halves in compiled code; softmax, layer_norm, rms_norm and dropout
+    that a module's forward calls as functions; torch's attention in such a forward, where its mask is the same for all
+    keys, which keeps torch from its fused kernels; the operators of the models in harness.collection.models, windows
+    among them. A torch.optim.AdamW becomes our AdamW and a GradScaler ours, each with its state; a scheduler of the
+    rate must be made after that. Several optimizers may be given in a tuple, a list or a dict.
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random
@@ -107,6 +109,7 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     for found in (
         *(_patched_blocks.operators, _patched_blocks.blocks, _patched_gates.gates),
         *(_patched_modules.modules, _patched_modules.calls, _patched_rotary.rotary, _patched_convolutions.convolutions),
+        _patched_activations.activations,
     ):
         for name, was, now, undo in found(model):
             if undo is None:

@@ -8,6 +8,7 @@ A class is replaced, not the module: its parameters, hooks, mode and place in th
 from __future__ import annotations
 
 import dis
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from harness.collection.nn._dropout import dropout
+from harness.collection.nn._patched_attention import attention
 from harness.collection.nn._patched_compiled import layer_norm, rms_norm, softmax
 
 Found = tuple[str, str, str, Callable[[], object] | None]
@@ -244,10 +246,11 @@ def _with_ours(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _called(kind: Any) -> set[str]:
     """Names of functions and methods that a forward uses, with what it calls by name: functions, methods of its own."""
-    code = getattr(kind.forward, "__code__", None)
+    forward: Any = inspect.unwrap(kind.forward)  # below its decorators
+    code = getattr(forward, "__code__", None)
     if code is None:
         return set()
-    known = getattr(kind.forward, "__globals__", {})
+    known = getattr(forward, "__globals__", {})
     below = [known.get(name) or getattr(kind, name, None) for name in code.co_names]
     own = [one for one in below if isinstance(one, types.FunctionType) and not _is_of_torch(one.__module__)]
     return set().union(*(_used(one) for one in (code, *(one.__code__ for one in own))))
@@ -310,4 +313,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "rms_norm": (_call_rms_norm, (functional.rms_norm,)),
     "dropout": (_call_dropout, (functional.dropout,)),
 }
-_BY_FUNCTION = {function: ours for ours, functions in _FUNCTIONS.values() for function in functions}
+_BY_FUNCTION = {
+    **{function: ours for ours, functions in _FUNCTIONS.values() for function in functions},
+    # Of modules that call one of these besides: attention of timm and transformers is also written out, with softmax.
+    functional.scaled_dot_product_attention: attention,
+}

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.collection.nn._operators import is_for_torch
-from harness.collection.nn._patched_modules import Found, swap, untouchable
+from harness.collection.nn._patched_modules import HALVES, Found, swap, untouchable
 
-_HALVES = (torch.float16, torch.bfloat16)
 _TERMS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _SLOPE = 0.3275911 / math.sqrt(2)
 
@@ -45,8 +43,8 @@ def _calls_act_alone(forward: Any) -> bool:
     return code is not None and code.co_names == ("act",) and code.co_argcount == 2
 
 
-def _gelu(module: Any, x: Tensor) -> Tensor:
-    return _GELU.apply(x) if module.approximate == "none" and _fits(x) else nn.GELU.forward(module, x)
+def _gelu(module: Any, input: Tensor) -> Tensor:
+    return _GELU.apply(input) if module.approximate == "none" and _fits(input) else nn.GELU.forward(module, input)
 
 
 def _act(module: Any, input: Tensor) -> Tensor:
@@ -54,7 +52,7 @@ def _act(module: Any, input: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor) -> bool:
-    return torch.compiler.is_compiling() and x.dtype in _HALVES and not is_for_torch((x,))
+    return torch.compiler.is_compiling() and x.dtype in HALVES
 
 
 class _GELU(torch.autograd.Function):

@@ -37,4 +37,4 @@ def _tells_queries_only(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     sizes = query.shape[:-1]
     fits = mask.dtype == torch.bool and 1 < mask.ndim <= query.ndim and mask.shape[-1] == key.shape[-2]
     fits = fits and all(one in (1, own) for one, own in zip(mask.shape[-2::-1], sizes[::-1], strict=False))
-    return fits and mask.shape[-1] > 1 and mask.stride(-1) == 0
+    return fits and mask.stride(-1) == 0

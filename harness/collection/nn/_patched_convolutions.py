@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.collection.nn._patched_compiled import autocast_halves
-from harness.collection.nn._patched_modules import Found, swap, untouchable
+from harness.collection.nn._patched_modules import HALVES, Found, swap, untouchable
 
-_HALVES = (torch.float16, torch.bfloat16)
 _ALIGNED = 8  # channels of 2 bytes that are 16 bytes, as tensor cores want them
 
 
@@ -38,14 +37,14 @@ def _cuts(module: nn.Conv2d) -> bool:
     return apart and module.groups == 1 and max(module.kernel_size) > 1 and module.in_channels % _ALIGNED > 0
 
 
-def _product(module: Any, x: Tensor) -> Tensor:
-    if not _fits(module, x):
-        return nn.Conv2d.forward(module, x)
-    (down, right), (images, channels, height, width) = module.kernel_size, x.shape
-    tiles = x.reshape(images, channels, height // down, down, width // right, right).permute(0, 2, 4, 1, 3, 5)
+def _product(module: Any, input: Tensor) -> Tensor:
+    if not _fits(module, input):
+        return nn.Conv2d.forward(module, input)
+    (down, right), (images, channels, height, width) = module.kernel_size, input.shape
+    tiles = input.reshape(images, channels, height // down, down, width // right, right).permute(0, 2, 4, 1, 3, 5)
     y = functional.linear(tiles.flatten(3), module.weight.flatten(1), module.bias).permute(0, 3, 1, 2)
     # In the layout that the convolution gives, on which a caller may rely.
-    return y if _lies_as_nhwc(x) or _lies_as_nhwc(module.weight) else y.contiguous()
+    return y if _lies_as_nhwc(input) or _lies_as_nhwc(module.weight) else y.contiguous()
 
 
 def _fits(module: Any, x: Tensor) -> bool:
@@ -54,7 +53,7 @@ def _fits(module: Any, x: Tensor) -> bool:
         return False
     if any(size % side for size, side in zip(x.shape[2:], module.kernel_size, strict=True)):
         return False
-    return x.dtype in _HALVES or (x.dtype == torch.float32 and autocast_halves(x.device.type) is not None)
+    return x.dtype in HALVES or (x.dtype == torch.float32 and autocast_halves(x.device.type) is not None)
 
 
 def _lies_as_nhwc(x: Tensor) -> bool:

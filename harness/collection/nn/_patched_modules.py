@@ -32,27 +32,28 @@ CLOSE = 1e-4
 """How near a class of somebody else must be to ours in a try."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
+HALVES = (torch.float16, torch.bfloat16)
 _EPSILONS = ("eps", "variance_epsilon", "epsilon")
 """The names under which norms keep their epsilon."""
 
 
-# ---- Forwards of ours.
+# ---- Forwards of ours. Arguments have the names that those of torch have, since a caller may write them.
 
 
-def _layer_norm(module: Any, x: Tensor) -> Tensor:
-    return layer_norm(x, module.weight, module.bias, epsilon_of(module))
+def _layer_norm(module: Any, input: Tensor) -> Tensor:
+    return layer_norm(input, module.weight, module.bias, epsilon_of(module))
 
 
 def _rms_norm(module: Any, x: Tensor) -> Tensor:
     return rms_norm(x, module.weight, epsilon_of(module))
 
 
-def _softmax(module: Any, x: Tensor) -> Tensor:
-    return softmax(x, module.dim)
+def _softmax(module: Any, input: Tensor) -> Tensor:
+    return softmax(input, module.dim)
 
 
-def _dropout(module: Any, x: Tensor) -> Tensor:
-    return dropout(x, module.p, module.training)
+def _dropout(module: Any, input: Tensor) -> Tensor:
+    return dropout(input, module.p, module.training)
 
 
 def epsilon_of(module: nn.Module) -> Any:
@@ -315,6 +316,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 _BY_FUNCTION = {
     **{function: ours for ours, functions in _FUNCTIONS.values() for function in functions},
-    # Of modules that call one of these besides: attention of timm and transformers is also written out, with softmax.
+    # Only in modules that call one of these, too: attention of timm and transformers is also written out, with softmax.
     functional.scaled_dot_product_attention: attention,
 }

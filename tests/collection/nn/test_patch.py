@@ -381,21 +381,3 @@ def test_an_activation_that_somebody_watches_stays():
     model = nn.Sequential(Gated())
     model[0].act_fn.register_forward_hook(lambda *_: None)
     assert left(ours.patch(model)) == {"0": "its activation has hooks"}
-
-
-@one_test(
-    ("module", "sizes"),
-    [
-        (torch.nn.GELU(), (2, 4)),
-        (torch.nn.LayerNorm(4), (2, 4)),
-        (torch.nn.Softmax(-1), (2, 4)),
-        (torch.nn.Dropout(0.5), (2, 4)),
-        (torch.nn.Conv2d(3, 8, 4, 4), (2, 3, 8, 8)),
-    ],
-)
-@one_test("device", ["cpu", "meta"])
-def test_a_patched_module_takes_its_input_by_name_and_without_numbers(module, sizes, device):
-    model, x = torch.nn.Sequential(copy.deepcopy(module).to(device)), torch.ones(sizes, device=device)
-    want = model[0](x).shape
-    assert ours.patch(model).swapped
-    assert model[0](input=x).shape == want

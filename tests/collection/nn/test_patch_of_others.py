@@ -259,3 +259,21 @@ def test_an_optimizer_of_complex_weights_stays_and_makes_steps():
     weight.abs().sum().backward()
     done.optimizer.step()
     assert bool((weight != 1).all())
+
+
+@one_test(
+    ("module", "sizes"),
+    [
+        (nn.GELU(), (2, 4)),
+        (nn.LayerNorm(4), (2, 4)),
+        (nn.Softmax(-1), (2, 4)),
+        (nn.Dropout(0.5), (2, 4)),
+        (nn.Conv2d(3, 8, 4, 4), (2, 3, 8, 8)),
+    ],
+)
+@one_test("device", ["cpu", "meta"])
+def test_a_patched_module_takes_its_input_by_name_and_without_numbers(module, sizes, device):
+    model, x = nn.Sequential(copy.deepcopy(module).to(device)), torch.ones(sizes, device=device)
+    want = model[0](x).shape
+    assert ours.patch(model).swapped
+    assert model[0](input=x).shape == want

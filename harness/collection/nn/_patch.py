@@ -18,6 +18,7 @@ from harness.collection.nn import (
     _patched_convolutions,
     _patched_gates,
     _patched_modules,
+    _patched_projections,
     _patched_rotary,
 )
 from harness.collection.nn._adamw import AdamW
@@ -84,8 +85,9 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     layer followed by dropout and an addition; gated MLPs with SiLU, as Llama's (gate_proj, up_proj, down_proj); rotary
     embeddings of whole heads by a function apply_rotary_pos_emb, as transformers' decoders have them (Llama, Mistral,
     Qwen2 ...); a convolution that cuts images of few channels into patches, as ViT's first layer, which becomes a
-    linear layer where it computes in halves; GELU of halves in compiled code; softmax, layer_norm, rms_norm and dropout
-    that a module's forward calls as functions; torch's attention in such a forward, where its mask is the same for all
+    linear layer where it computes in halves; in compiled code GELU of halves and, under autocast, linear layers that a
+    forward calls with one input, as attention does for queries, keys and values, which become one product; softmax,
+    layer_norm, rms_norm and dropout that a module's forward calls as functions; torch's attention in such a forward, where its mask is the same for all
     keys, which keeps torch from its fused kernels; the operators of the models in harness.collection.models, windows
     among them. A torch.optim.AdamW becomes our AdamW and a GradScaler ours, each with its state; a scheduler of the
     rate must be made after that. Several optimizers may be given in a tuple, a list or a dict.
@@ -107,7 +109,7 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     """
     done = Patched(model, optimizer, scaler)
     for found in (
-        *(_patched_blocks.operators, _patched_blocks.blocks, _patched_gates.gates),
+        *(_patched_blocks.operators, _patched_blocks.blocks, _patched_gates.gates, _patched_projections.projections),
         *(_patched_modules.modules, _patched_modules.calls, _patched_rotary.rotary, _patched_convolutions.convolutions),
         _patched_activations.activations,
     ):

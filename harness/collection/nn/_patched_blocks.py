@@ -67,7 +67,7 @@ def _undo_operators(module: Any, given: Any) -> Callable[[], None]:
 def bn_add_relu(norm: Any, relu: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Batch norm, the addition of a residual if there is one, and ReLU. relu: its module; None for the function."""
     fits = x.ndim == 4 and (residual is None or (residual.dtype == x.dtype and residual.shape == x.shape))
-    if not (fits and _is_plain(norm, nn.BatchNorm2d) and (relu is None or _is_plain(relu, nn.ReLU))):
+    if not (fits and is_plain(norm, nn.BatchNorm2d) and (relu is None or is_plain(relu, nn.ReLU))):
         y = norm(x)
         return (relu or functional.relu)(y if residual is None else y + residual)
     return BatchNormAddReLU.forward(norm, x, residual)
@@ -75,14 +75,14 @@ def bn_add_relu(norm: Any, relu: Any, x: Tensor, residual: Tensor | None = None)
 
 def dropout_and_add(dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """Dropout of x, and the addition of a residual."""
-    if residual.shape != x.shape or residual.dtype != x.dtype or not _is_plain(dropped, nn.Dropout):
+    if residual.shape != x.shape or residual.dtype != x.dtype or not is_plain(dropped, nn.Dropout):
         return dropped(x) + residual
     return dropout_add(x, residual, dropped.p, dropped.training)
 
 
 def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """A linear layer, dropout, and the addition of a residual, which is rounded to the type of the product."""
-    if not (_is_plain(dense, nn.Linear) and _is_plain(dropped, nn.Dropout)):
+    if not (is_plain(dense, nn.Linear) and is_plain(dropped, nn.Dropout)):
         return dropout_and_add(dropped, dense(x), residual)
     product = functional.linear(x, dense.weight)
     if residual.shape != product.shape:
@@ -90,7 +90,7 @@ def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> 
     return bias_dropout_residual(product, dense.bias, residual.to(product.dtype), dropped.p, dropped.training)
 
 
-def _is_plain(module: Any, kind: type) -> bool:
+def is_plain(module: Any, kind: type) -> bool:
     """Whether a module is torch's or ours of this kind, and nobody watches it."""
     own = type(module)
     return (own is kind or (own.__base__ is kind and getattr(own, "is_ours", False))) and not is_watched(module)

@@ -226,7 +226,8 @@ def calls(model: nn.Module) -> Iterator[Found]:
     """Let functions of torch that a module's own forward calls be ours, where ours does the same."""
     for name, module in list(model.named_modules()):
         kind: Any = type(module)
-        if _is_of_torch(kind.__module__) or getattr(kind, "is_ours", False):
+        is_ours = getattr(kind, "is_ours", False) and not getattr(kind.forward, "is_rewritten", False)
+        if _is_of_torch(kind.__module__) or is_ours:
             continue
         if named := sorted(_called(kind) & _FUNCTIONS.keys()):
             was = f"{kind.__name__} with {', '.join(named)}"

@@ -49,7 +49,7 @@ def _why_not(place: _Place, seen: set[tuple[Any, int]]) -> str:
     if (function, id(owner)) in seen:
         return ""
     seen.add((function, id(owner)))
-    tree = _tree(function)
+    tree = source_of(function)
     if tree is None:
         return "has no source that can be read"
     if hasattr(function, "__wrapped__") or not all(_is_static(one) for one in tree.decorator_list):
@@ -65,7 +65,7 @@ def _is_static(decorator: ast.expr) -> bool:
 
 
 @cache
-def _tree(function: Any) -> ast.FunctionDef | None:
+def source_of(function: Any) -> ast.FunctionDef | None:
     """The source of a function, parsed; None where there is none, as for a function of C."""
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]

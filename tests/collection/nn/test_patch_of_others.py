@@ -86,7 +86,7 @@ class Gated(nn.Module):  # type: ignore[misc] # torch has no types
 def test_a_class_that_does_more_or_less_than_ours_stays(kind, why):
     model = kind(8)
     before = copy.deepcopy(model)
-    assert [one.why for one in ours.patch(nn.Sequential(model)).left] == [why]
+    assert {one.why for one in ours.patch(nn.Sequential(model)).left} == {why}
     assert vars(model).keys() == vars(before).keys()
     torch.testing.assert_close(model.state_dict(), before.state_dict())
 

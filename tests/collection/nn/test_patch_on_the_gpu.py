@@ -10,6 +10,7 @@ import torch
 from harness import nn as ours
 from harness.collection.nn._kernels import LAUNCHED
 from tests.collection.nn.test_patch_of_others import Block
+from tests.collection.nn.test_patched_projections import Attention
 
 pytestmark = pytest.mark.gpu
 
@@ -72,3 +73,22 @@ def test_a_convolution_into_patches_has_the_numbers_and_the_gradients_of_torchs(
     made = slopes(model, torch.compile(model, fullgraph=True) if compiled else model)
     for one, other in zip(made, slopes(plain, plain), strict=True):
         assert (one - other).norm() < 1e-2 * other.norm()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_product_of_queries_keys_and_values_has_the_numbers_and_the_gradients_of_three(dtype, bias):
+    torch.manual_seed(0)
+    model = Attention(bias).cuda()
+    plain, x = copy.deepcopy(model), torch.randn(4, 100, 12, device="cuda")
+    assert [one.now for one in ours.patch(model).swapped] == ["one product"]
+
+    def slopes(model, call):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cuda", dtype):
+            y = call(given)
+        return y.float(), *torch.autograd.grad(y.float().sin().sum(), [given, *model.parameters()])
+
+    made = slopes(model, torch.compile(model, fullgraph=True))
+    for one, other in zip(made, slopes(plain, plain), strict=True):
+        assert (one - other).norm() < 2e-2 * other.norm()

@@ -87,10 +87,11 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     Qwen2 ...); a convolution that cuts images of few channels into patches, as ViT's first layer, which becomes a
     linear layer where it computes in halves; in compiled code GELU of halves and, under autocast, linear layers that a
     forward calls with one input, as attention does for queries, keys and values, which become one product; softmax,
-    layer_norm, rms_norm and dropout that a module's forward calls as functions; torch's attention in such a forward, where its mask is the same for all
-    keys, which keeps torch from its fused kernels; the operators of the models in harness.collection.models, windows
-    among them. A torch.optim.AdamW becomes our AdamW and a GradScaler ours, each with its state; a scheduler of the
-    rate must be made after that. Several optimizers may be given in a tuple, a list or a dict.
+    layer_norm, rms_norm and dropout that a module's forward calls as functions; torch's attention in such a forward,
+    where its mask is the same for all keys, which keeps torch from its fused kernels; the operators of the models in
+    harness.collection.models, windows among them. A torch.optim.AdamW becomes our AdamW and a GradScaler ours, each
+    with its state; a scheduler of the rate must be made after that. Several optimizers may be given in a tuple, a list
+    or a dict.
 
     Parameters, buffers, their names, hooks, ties of weights, and train() and eval() stay as they are, since a module
     keeps its object and gets another class. A class that overrides `forward` is swapped only where a try with random

@@ -1,11 +1,11 @@
 """GELU of halves in a compiled model, with fewer instructions than the compiler's.
 
 The compiler calls erf, and exp once more in the backward. Instructions bound its kernels, not memory: on an H200 58.6
-us where 155 MB move in 37 us, and 79.4 us where 232 MB move in 55 us (ViT-B, reports/h200/ladder_vit). Here one
-exponential and a polynomial give the normal distribution to 1e-7 (Abramowitz and Stegun, Handbook of Mathematical
-Functions, 7.1.26), in float32, before it is rounded to halves; and the same exponential is its density in the backward.
-For compute capability 9.0 that is 18.6 instructions an element in place of 36.2, and 22.6 in place of 50.8 in the
-backward.
+us where 155 MB move in 37 us, and 79.4 us where 232 MB move in 55 us (ViT-B, reports/h200/ladder_vit in revision
+30ae6f72). Here one exponential and a polynomial give the normal distribution to 1e-7 (Abramowitz and Stegun, Handbook
+of Mathematical Functions, 7.1.26), in float32, before it is rounded to halves; and the same exponential is its density
+in the backward. For compute capability 9.0 that is 18.6 instructions an element in place of 36.2, and 22.6 in place of
+50.8 in the backward: 39.6 and 55.2 us (reports/h200/ladder_vit).
 """
 
 from __future__ import annotations

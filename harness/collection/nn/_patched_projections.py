@@ -1,8 +1,7 @@
 """Linear layers that a forward calls with one input, as attention does for queries, keys and values, as one product.
 
-Three products of 768 columns leave multiprocessors idle at the end of each, and the gradients of their weights are
-small enough that cuBLASLt cuts each into parts and adds them. Only in compiled code under autocast: there the cast to
-halves writes the weights into one matrix, so that this costs nothing.
+Three products of 768 columns leave multiprocessors idle at the end of each, and so do their gradients. Only in compiled
+code under autocast: there the cast to halves writes the weights into one matrix, so that this costs nothing.
 
 The source of the forward is changed, and nothing else: before the first of these statements stands one that calls
 `one_product`, and what it gives stands in the place of the calls. State kept between the calls, or a mode of torch,

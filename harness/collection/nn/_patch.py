@@ -98,15 +98,17 @@ def patch(model: nn.Module, optimizer: Any = None, scaler: Any = None) -> Patche
     numbers shows that it computes the same. Several modules become one kernel only where the source of the forward
     around them has nothing but calls on its arguments: it stores nothing, draws nothing, reads no setting of the
     module, and has no `with` and no autograd Function. A module among them that is replaced later, or gets a hook, is
-    called as it is. Patch before torch.compile and before DDP. Under autocast our norms, softmax and rope hand on
-    halves, where torch's hand on float32. In compiled code a norm and a softmax whose input is in float32 under
-    autocast, as a residual stream is, have torch's forward, which the compiler fuses with what is around it; the norm's
-    backward is ours, and works in halves. A patched model can be deep-copied; to pickle it whole, or for
-    torch.jit.script, undo the patch first (its state_dict needs nothing).
+    called as it is. Patch before torch.compile and before DDP, and after gradient_checkpointing_enable() of
+    transformers or set_grad_checkpointing() of timm: in compiled code functions and attention stay torch's then. Under
+    autocast our norms, softmax and rope hand on halves, where torch's hand on float32. In compiled code a norm and a
+    softmax whose input is in float32 under autocast, as a residual stream is, have torch's forward, which the compiler
+    fuses with what is around it; the norm's backward is ours, and works in halves. A patched model can be deep-copied;
+    to pickle it whole, or for torch.jit.script, undo the patch first (its state_dict needs nothing).
 
     Not covered: rotary embeddings of a part of a head, and other ways to write them; windows, attention and norms that
     a model writes out by hand in single operations; modules of torch.jit; functions that are called more than one
-    function below a module's forward.
+    function below a module's forward. torch.utils.checkpoint in a model of your own, around a module that calls such
+    functions, stops the compiler at that place.
     """
     done = Patched(model, optimizer, scaler)
     for found in (

@@ -33,6 +33,8 @@ CLOSE = 1e-4
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
 HALVES = (torch.float16, torch.bfloat16)
+_CHECKPOINTS = ("gradient_checkpointing", "grad_checkpointing")
+"""What transformers' and timm's models say where they keep no activations."""
 _EPSILONS = ("eps", "variance_epsilon", "epsilon")
 """The names under which norms keep their epsilon."""
 
@@ -224,6 +226,7 @@ _WHY: dict[str, Callable[[Any], str]] = {
 
 def calls(model: nn.Module) -> Iterator[Found]:
     """Let functions of torch that a module's own forward calls be ours, where ours does the same."""
+    checkpoints = any(getattr(one, flag, False) for one in model.modules() for flag in _CHECKPOINTS)
     for name, module in list(model.named_modules()):
         kind: Any = type(module)
         is_ours = getattr(kind, "is_ours", False) and not getattr(kind.forward, "is_rewritten", False)
@@ -234,12 +237,14 @@ def calls(model: nn.Module) -> Iterator[Found]:
             if why := untouchable(module):
                 yield name, was, why, None
             else:
-                yield name, was, "the same functions of nn", swap(module, _with_ours(kind.forward))
+                yield name, was, "the same functions of nn", swap(module, _with_ours(kind.forward, checkpoints))
 
 
 @cache
-def _with_ours(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _with_ours(forward: Callable[..., Any], checkpoints: bool) -> Callable[..., Any]:
     def with_ours(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if checkpoints and torch.compiler.is_compiling():  # within a checkpoint, a mode stops the compiler
+            return forward(self, *args, **kwargs)
         with _Calls():
             return forward(self, *args, **kwargs)
 
@@ -319,4 +324,5 @@ _BY_FUNCTION = {
     **{function: ours for ours, functions in _FUNCTIONS.values() for function in functions},
     # Only in modules that call one of these, too: attention of timm and transformers is also written out, with softmax.
     functional.scaled_dot_product_attention: attention,
+    Tensor.unflatten: torch.unflatten,  # within a mode, the compiler doesn't know the method
 }

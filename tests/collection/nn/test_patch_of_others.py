@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from harness import nn as ours
 from tests.one_test import one_test
@@ -277,3 +278,31 @@ def test_a_patched_module_takes_its_input_by_name_and_without_numbers(module, si
     want = model[0](x).shape
     assert ours.patch(model).swapped
     assert model[0](input=x).shape == want
+
+
+class Calling(nn.Module):  # type: ignore[misc] # torch has no types
+    def forward(self, x):
+        return functional.softmax(x.unflatten(-1, (2, 4)), -1).flatten(-2)
+
+
+class Keeping(nn.Module):  # type: ignore[misc] # torch has no types
+    """As models of transformers say that they keep no activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gradient_checkpointing = Calling(), True
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@one_test("kind", [Calling, Keeping])
+def test_functions_in_compiled_code_are_no_break(kind):
+    torch._dynamo.reset()
+    model = kind()
+    assert [one.now for one in ours.patch(model).swapped] == ["the same functions of nn"]
+    x = torch.randn(3, 8, requires_grad=True)
+    y = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    want = functional.softmax(x.view(3, 2, 4), -1).view(3, 8)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(*(torch.autograd.grad(one.square().sum(), x)[0] for one in (y, want)))

@@ -62,7 +62,9 @@ def one_product(input: Tensor, *layers: Any) -> tuple[Tensor, ...]:
         return tuple(one(input) for one in layers)
     weight = torch.cat([one.weight.to(halves) for one in layers])
     bias = None if layers[0].bias is None else torch.cat([one.bias.to(halves) for one in layers])
-    made: tuple[Tensor, ...] = functional.linear(input, weight, bias).split([len(one.weight) for one in layers], -1)
+    y = functional.linear(input, weight, bias)
+    # Not Tensor.split: it is of Python, and torch's cache of compiled code takes no graph with it.
+    made: tuple[Tensor, ...] = torch.split_with_sizes(y, [len(one.weight) for one in layers], -1)
     return made
 
 

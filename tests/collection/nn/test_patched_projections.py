@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness import nn as ours
+from harness.collection.steps.ladder._rungs import begin_compiling
 from tests.one_test import one_test
 
 
@@ -301,3 +303,16 @@ def test_what_stays_is_told_why(kind, why):
     assert not done.swapped
     assert type(model) is kind
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.slow
+def test_torchs_cache_keeps_compiled_code_of_a_patched_model():
+    begin_compiling()
+    model = nn.Sequential(nn.LayerNorm(12), Attention(), nn.GELU(), nn.RMSNorm(12, eps=1e-6), nn.Softmax(-1))
+    model = nn.Sequential(nn.Linear(12, 12), model, nn.Dropout(0.1))
+    ours.patch(model)
+    counters.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model)(torch.randn(2, 5, 12, requires_grad=True)).sum().backward()
+    known = counters["aot_autograd"]
+    assert known["autograd_cache_hit"] + known["autograd_cache_saved"] == known["total"] > 0

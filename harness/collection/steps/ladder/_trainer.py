@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.steps.ladder import _optimizers, _ranks
 from harness.collection.steps.ladder._given import Given, arguments, given, is_library
 from harness.collection.steps.ladder._refused import losses_of, module_of, refuse_ended
-from harness.collection.steps.ladder._rungs import LadderRung
+from harness.collection.steps.ladder._rungs import LadderRung, begin_compiling
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
@@ -219,7 +219,7 @@ class StepTrainer:
         """Let torch.compile compile the model, or the parts of it that the step calls."""
         import torch
 
-        torch.compiler.reset()
+        begin_compiling()
         options: dict[str, Any] = {"dynamic": False, "mode": self.rung.compiled}
         if "" in self.setup.called:
             self.called = torch.compile(self.called, **options)
@@ -239,7 +239,7 @@ class StepTrainer:
         if self.rung.patched:
             patch(self.model)  # before FSDP2, which gives modules classes of its own
         if self.rung.compiled:
-            torch.compiler.reset()
+            begin_compiling()
             for block in blocks:
                 block.forward = torch.compile(block.forward, dynamic=False, mode=self.rung.compiled)
         _ranks.shard(self.model, self.rung, blocks, gathered)

@@ -83,7 +83,7 @@ def _called_with_one_input(kind: Any) -> _Group | None:
     Each is called once, whatever the arguments are, and used for nothing else. Of several such groups the first.
     """
     forward: Any = inspect.unwrap(kind.forward)
-    tree = source_of(forward)
+    tree = None if hasattr(kind.forward, "is_rewritten") else source_of(forward)
     if tree is None or forward.__code__.co_freevars or not tree.args.args:
         return None
     own, *arguments = (one.arg for one in (*tree.args.posonlyargs, *tree.args.args))

@@ -114,6 +114,7 @@ def test_compiled_code_has_one_product(model, names, before, after):
     kind = type(plain).__name__
     assert [(one.was, one.now) for one in done.swapped] == [(f"{kind} with {names}", "one product")]
     assert [*model.state_dict()] == state
+    assert not ours.patch(model).swapped
     (call, products), (of_plain, plain_products) = compiled(model), compiled(plain)
     assert_alike(gradients(call, model, x), gradients(of_plain, plain, x))
     assert (plain_products[0], products[0]) == (before, after)

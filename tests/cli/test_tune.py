@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import harness.tune
 from harness import kept, paths, plans
 from harness.cli import app, tune
-from harness.errors import Exit, MachineError, UsageError
+from harness.errors import Exit, MachineError, UnwritableError, UsageError
 from harness.ops import Catalogue
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
@@ -112,14 +112,11 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 0 left out"
+    assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 2 refused, 0 left out"
+    assert "  refused: 2 plans: more rows than there are" in lines
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
     # A process and a report a round; a quarter of a second beside sampling: 6, 5 and 2 plans.
     assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
-
-
-def test_one_measurement_is_no_measurements() -> None:
-    assert tune._needed([(1, 0.1)]).startswith("1 measurement in 1 round, ")
 
 
 @pytest.fixture
@@ -215,7 +212,7 @@ def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp
     assert result.exit_code == 0, result.output
     # Softmax has plans on a GPU alone.
     assert [line for line in result.stdout.splitlines() if "to time" in line] == [
-        "chunked/tuned/float32/M96-N16: 6 plans to time, 0 left out"
+        "chunked/tuned/float32/M96-N16: 6 plans to time, 2 refused, 0 left out"
     ]
     file.write_text(SEVERAL.format(op="softmax"))
     result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
@@ -299,6 +296,12 @@ def test_an_op_that_fails_keeps_no_other_from_its_search(
     assert found.told == ["a", "b"]
     assert found.raised.message == "no plan was right"
     assert capsys.readouterr().err == "a: no plan was right\n"
+
+
+def test_where_nothing_can_be_written_no_other_op_is_searched(search: Callable[..., Searches]) -> None:
+    found = search(UnwritableError, a=UnwritableError("the disk is full", "make room"), b=True)
+    assert found.told == ["a"]
+    assert found.raised.message == "the disk is full"
 
 
 @pytest.mark.gpu

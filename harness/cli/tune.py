@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import ToTune
+    from harness.tune import ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -142,38 +142,49 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
     """Search op after op, and forget what was measured when all are done: until then the same command goes on."""
     from harness import tune
     from harness.cli import tune_told
-    from harness.cli.console import open_console
-    from harness.cli.progress import follow
-    from harness.units import plural
 
-    deadline, sizes = time.monotonic() + seconds, 0
+    deadline = time.monotonic() + seconds
+    ahead = tune.in_order(wanted)
+    done = [each.done for each in ahead]
     failed: HarnessError | None = None
-    for each in wanted:
+    for place, each in enumerate(ahead):
+        if len(ahead) > 1:
+            typer.echo(tune_told.begun(each, place + 1, len(ahead)), err=True)
         try:
-            with follow(open_console(err=True)) as observer:
-                found = tune.tune(replace(each, seconds=deadline - time.monotonic()), observer)
+            found = _searched(each.wanted, deadline)
         except UnwritableError:  # no other op's search could go on either
             raise
         except (MachineError, UsageError) as error:
-            if len(wanted) == 1:
+            if len(ahead) == 1:
                 raise
-            typer.echo(f"{each.op}: {error.message}", err=True)
+            typer.echo(f"{each.wanted.op}: {error.message}", err=True)
             failed = error
             continue
-        except KeyboardInterrupt:
-            typer.echo("interrupted; the same command goes on", err=True)
-            raise typer.Exit(130) from None
         tune_told.tell(found)
         if found.entries and not found.file:
             raise MachineError("the table couldn't be kept", "make room, or set HARNESS_CACHE to another folder")
-        sizes += len(found.entries)
+        done[place] = each.sizes if found.complete else len(found.entries)
         if not found.complete:
-            typer.echo(f"the time is over; {plural(sizes, 'size')} in the table; the same command goes on", err=True)
+            typer.echo(tune_told.over(ahead, done), err=True)
             raise typer.Exit(Exit.UNDECIDED)
     if failed:
         raise failed
-    for each in wanted:
-        tune.forget(each)
+    for one in wanted:
+        tune.forget(one)
+
+
+def _searched(wanted: ToTune, deadline: float) -> Tuned:
+    """What a search finds until the deadline, of the monotonic clock."""
+    from harness import tune
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+
+    try:
+        with follow(open_console(err=True)) as observer:
+            return tune.tune(replace(wanted, seconds=deadline - time.monotonic()), observer)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 def _device(device: str | None) -> str:
@@ -235,7 +246,10 @@ def _every(device: str, plugins: tuple[Path, ...], scenarios: Sequence[str], dty
         if any(variant.tuning and variant.runs_on(device) for variant in op.variants.values()) and (own or not dtypes):
             found.append(_asked(op.name, None, device, plugins, scenarios, None, own))
     if not any(each.cases for each in found):
-        raise UsageError(f"no op of these scenarios has plans to search on '{device}'", "name others, or an op")
+        raise UsageError(
+            f"no op of these scenarios has plans to search on '{device}'",
+            "name others, or an op; --dry-run --arch sm_90 lists the plans without a GPU",
+        )
     return [each for each in found if each.cases]
 
 

@@ -17,7 +17,7 @@ from harness.units import plural
 
 if TYPE_CHECKING:
     from harness.model import Timing
-    from harness.tune import Candidate, Listed, Tuned
+    from harness.tune import Ahead, Candidate, Listed, Tuned
 
 _SHOWN = 12  # plans of a case that --dry-run lists, and reasons
 
@@ -96,3 +96,16 @@ def tell(result: Tuned) -> None:
         typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
     if result.file:
         typer.echo(f"table: {result.file}")
+
+
+def begun(each: Ahead, number: int, count: int) -> str:
+    """Which of several ops is searched now."""
+    return f"{each.wanted.op}: {plural(each.plans, 'plan')} at {plural(each.sizes, 'size')} (op {number} of {count})"
+
+
+def over(ahead: Sequence[Ahead], done: Sequence[int]) -> str:
+    """What is left when the time is over, of searches that have done so many sizes each."""
+    both = zip(ahead, done, strict=True)
+    left = [f"{each.wanted.op} ({sizes} of {each.sizes})" for each, sizes in both if sizes < each.sizes]
+    every = plural(sum(each.sizes for each in ahead), "size")
+    return f"the time is over; {sum(done)} of {every} done; left: {', '.join(left)}; the same command goes on"

@@ -163,7 +163,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     op = _op(wanted)
     every = _legal(op, wanted)
     refuse_none(wanted, every.values())
-    home = _folder(wanted)
+    home = home_of(wanted)
     sheet = declared.sheet_of(wanted.op, wanted.variant, chain.from_iterable(every.values()))
     with _advising():
         plugins = (*wanted.plugins, declared.write(sheet, home))
@@ -202,7 +202,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 def forget(wanted: ToTune) -> None:
     """Remove what a search has measured: the same search begins anew."""
-    shutil.rmtree(_folder(wanted), ignore_errors=True)
+    shutil.rmtree(home_of(wanted), ignore_errors=True)
 
 
 def _op(wanted: ToTune) -> Op:
@@ -215,7 +215,7 @@ def _op(wanted: ToTune) -> Op:
     return op
 
 
-def _folder(wanted: ToTune) -> Path:
+def home_of(wanted: ToTune) -> Path:
     """Where a search keeps what it has measured: the same folder for the same search, so that it goes on there."""
     told = (
         wanted.op,

@@ -22,7 +22,7 @@ from harness.errors import Exit, MachineError, UnwritableError, UsageError
 from harness.ops import Catalogue
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
-from harness.tune import ToTune, Tuned
+from harness.tune import Ahead, ToTune, Tuned
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -249,6 +249,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
         found = Searches(ends)
         monkeypatch.setattr(harness.tune, "tune", found.tune)
         monkeypatch.setattr(harness.tune, "forget", found.forget)
+        monkeypatch.setattr(harness.tune, "in_order", lambda wanted: [Ahead(each, 2, 1) for each in wanted])
         with pytest.raises(error) if error else nullcontext() as caught:
             tune._search([ToTune(op, "tuned", (), "cpu") for op in ends], 60.0)
         found.raised = caught and caught.value
@@ -263,10 +264,25 @@ def test_several_searches_share_the_time_and_are_forgotten_when_all_are_done(sea
     assert 60 > found.seconds[0] >= found.seconds[1]
 
 
-def test_where_the_time_is_over_nothing_is_forgotten(search: Callable[..., Searches]) -> None:
+def test_where_the_time_is_over_nothing_is_forgotten_and_what_is_left_is_told(
+    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = search(typer.Exit, a=True, b=False, c=True)
     assert found.told == ["a", "b"]
     assert found.raised.exit_code == Exit.UNDECIDED
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["a: 2 plans at 1 size (op 1 of 3)", "b: 2 plans at 1 size (op 2 of 3)"]
+    assert told[2] == "the time is over; 1 of 3 sizes done; left: b (0 of 1), c (0 of 1); the same command goes on"
+
+
+def test_ops_are_searched_in_the_order_of_what_is_left(
+    search: Callable[..., Searches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = search(a=True, b=True)
+    found.told.clear()
+    monkeypatch.setattr(harness.tune, "in_order", lambda wanted: [Ahead(each, 2, 1) for each in wanted[::-1]])
+    tune._search([ToTune(op, "tuned", (), "cpu") for op in "ab"], 60.0)
+    assert found.told[:2] == ["b", "a"]
 
 
 def test_an_interrupted_search_says_that_the_same_command_goes_on(
@@ -275,7 +291,7 @@ def test_an_interrupted_search_says_that_the_same_command_goes_on(
     found = search(typer.Exit, a=True, b=KeyboardInterrupt(), c=True)
     assert found.told == ["a", "b"]
     assert found.raised.exit_code == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; the same command goes on"
 
 
 def test_a_table_that_could_not_be_kept_is_an_error_and_nothing_measured_is_forgotten(
@@ -295,7 +311,7 @@ def test_an_op_that_fails_keeps_no_other_from_its_search(
     found = search(MachineError, a=MachineError("no plan was right", ""), b=True)
     assert found.told == ["a", "b"]
     assert found.raised.message == "no plan was right"
-    assert capsys.readouterr().err == "a: no plan was right\n"
+    assert "a: no plan was right" in capsys.readouterr().err.splitlines()
 
 
 def test_where_nothing_can_be_written_no_other_op_is_searched(search: Callable[..., Searches]) -> None:

@@ -1,4 +1,4 @@
-"""What a dry run of `harness tune` prints of its plans."""
+"""What `harness tune` prints: the plans of a dry run, and what is left when the time is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from harness.cli import tune_told
 from harness.model import Case, Timing
-from harness.tune import Candidate, Listed
+from harness.tune import Ahead, Candidate, Listed, ToTune
 
 
 def listed(plans: int, refused: Mapping[str, int], left_out: int = 0) -> Listed:
@@ -38,3 +38,10 @@ def test_refused_plans_are_counted_by_their_reasons_and_nothing_is_cut_unsaid() 
     ]
     told = tune_told.total([[few], [many]], Timing())
     assert told.startswith("16 plans to time, 19 refused, 17 left out at 2 sizes; ")
+
+
+def test_when_the_time_is_over_each_op_that_is_left_is_told_with_what_it_has() -> None:
+    ahead = [Ahead(ToTune(op, "tuned", (), "cpu"), plans=8, sizes=2) for op in ("a", "b", "c")]
+    assert tune_told.begun(ahead[1], 2, 3) == "b: 8 plans at 2 sizes (op 2 of 3)"
+    told = tune_told.over(ahead, [2, 1, 0])
+    assert told == "the time is over; 3 of 6 sizes done; left: b (1 of 2), c (0 of 2); the same command goes on"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness import paths
 from harness.cli import completion, options, values
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
@@ -162,7 +163,9 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
             continue
         tune_told.tell(found)
         if found.entries and not found.file:
-            raise MachineError("the table couldn't be kept", "make room, or set HARNESS_CACHE to another folder")
+            raise MachineError(
+                "the table couldn't be kept", f"make room in {paths.cache()}; the same command measures nothing again"
+            )
         done[place] = each.sizes if found.complete else len(found.entries)
         if not found.complete:
             typer.echo(tune_told.over(ahead, done), err=True)

@@ -62,7 +62,7 @@ def total(by_op: Sequence[Sequence[Listed]], timing: Timing) -> str:
     measured = sum(plans for plans, _ in rounds)
     about = timedelta(seconds=round(Estimate.of_search(rounds)))
     what = f"{plural(measured, 'measurement')} in {plural(len(rounds), 'round')}"
-    return f"{counts}{what}, {about} at most; --budget ends a search sooner"
+    return f"{counts}{what}, about {about}; --budget ends a search sooner"
 
 
 def _whence(one: Candidate, each: Listed) -> str:
@@ -107,5 +107,6 @@ def over(ahead: Sequence[Ahead], done: Sequence[int]) -> str:
     """What is left when the time is over, of searches that have done so many sizes each."""
     both = zip(ahead, done, strict=True)
     left = [f"{each.wanted.op} ({sizes} of {each.sizes})" for each, sizes in both if sizes < each.sizes]
+    which = f"left: {', '.join(left)}; " if len(ahead) > 1 else ""
     every = plural(sum(each.sizes for each in ahead), "size")
-    return f"the time is over; {sum(done)} of {every} done; left: {', '.join(left)}; the same command goes on"
+    return f"the time is over; {sum(done)} of {every} done; {which}the same command goes on"

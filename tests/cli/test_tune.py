@@ -116,7 +116,7 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     assert "  refused: 2 plans: more rows than there are" in lines
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
     # A process and a report a round; a quarter of a second beside sampling: 6, 5 and 2 plans.
-    assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
+    assert lines[-1] == "13 measurements in 3 rounds, about 0:00:22; --budget ends a search sooner"
 
 
 @pytest.fixture
@@ -302,6 +302,7 @@ def test_a_table_that_could_not_be_kept_is_an_error_and_nothing_measured_is_forg
     found = search(MachineError, a=lost, b=True)
     assert found.told == ["a"]
     assert found.raised.message == "the table couldn't be kept"
+    assert "the same command measures nothing again" in found.raised.advice
     assert capsys.readouterr().out == ""
 
 

@@ -45,3 +45,4 @@ def test_when_the_time_is_over_each_op_that_is_left_is_told_with_what_it_has() -
     assert tune_told.begun(ahead[1], 2, 3) == "b: 8 plans at 2 sizes (op 2 of 3)"
     told = tune_told.over(ahead, [2, 1, 0])
     assert told == "the time is over; 3 of 6 sizes done; left: b (1 of 2), c (0 of 2); the same command goes on"
+    assert tune_told.over(ahead[:1], [1]) == "the time is over; 1 of 2 sizes done; the same command goes on"

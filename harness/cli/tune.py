@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import ToTune, Tuned
+    from harness.tune import Ahead, ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -129,14 +129,24 @@ def _list(wanted: Sequence[ToTune], timing: Timing) -> None:
     from harness.cli.progress import follow
 
     by_op = []
+    failed: UsageError | None = None
     for each in wanted:
-        with follow(open_console(err=True)) as observer:
-            found = tune.listed(each, observer)
+        try:
+            with follow(open_console(err=True)) as observer:
+                found = tune.listed(each, observer)
+        except UsageError as error:
+            if len(wanted) == 1:
+                raise
+            typer.echo(f"{each.op}: {error.message}", err=True)
+            failed = error
+            continue
         typer.echo("\n".join(line for one in found for line in (*tune_told.lines(one), "")))
         if len(wanted) == 1:
             tune.refuse_none(each, (one.candidates for one in found))
         by_op.append(found)
     typer.echo(tune_told.total(by_op, timing))
+    if failed:
+        raise failed
 
 
 def _search(wanted: Sequence[ToTune], seconds: float) -> None:
@@ -145,7 +155,7 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
     from harness.cli import tune_told
 
     deadline = time.monotonic() + seconds
-    ahead = tune.in_order(wanted)
+    ahead = _with_sizes(tune.in_order(wanted))
     done = [each.done for each in ahead]
     failed: HarnessError | None = None
     for place, each in enumerate(ahead):
@@ -174,6 +184,15 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
         raise failed
     for one in wanted:
         tune.forget(one)
+
+
+def _with_sizes(every: Sequence[Ahead]) -> Sequence[Ahead]:
+    """The searches of ops that have plans at their sizes; all where none has, whose searches say why."""
+    found = [each for each in every if each.sizes]
+    for each in every if found else ():
+        if not each.sizes:
+            typer.echo(f"{each.wanted.op}: no plan at these sizes", err=True)
+    return found or every
 
 
 def _searched(wanted: ToTune, deadline: float) -> Tuned:

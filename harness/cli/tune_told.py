@@ -57,7 +57,7 @@ def _counts(found: Sequence[Listed]) -> str:
 def total(by_op: Sequence[Sequence[Listed]], timing: Timing) -> str:
     """What the search of all ops takes, each op with its cases."""
     rounds = [each for found in by_op for each in _rounds(found, timing)]
-    every = [each for found in by_op for each in found]
+    every = [each for found in by_op for each in found if each.candidates]
     counts = f"{_counts(every)} at {len(every)} sizes; " if len(every) > 1 else ""
     measured = sum(plans for plans, _ in rounds)
     about = timedelta(seconds=round(Estimate.of_search(rounds)))

@@ -17,7 +17,7 @@ from harness.tune.procedure import ToTune, home_of
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A search that is to be made. plans: to time at most. sizes: that have plans; both are 0 where none can be listed.
+    """A search that is to be made. plans: to time at most. sizes: that have plans, or all if plans can't be listed.
 
     begun: whether an earlier start of the search has begun it. done: the sizes that it has done. known: whether the
     table has plans of today's kernels for all sizes.
@@ -45,7 +45,7 @@ def _ahead(wanted: ToTune) -> Ahead:
         op = Catalogue(wanted.plugins)[wanted.op]
         counts = {case: len(found) for case in wanted.cases if (found := legal(op, case))}
     except UsageError:  # the search itself says what is wrong
-        return Ahead(wanted)
+        return Ahead(wanted, sizes=len(wanted.cases))
     home, there = home_of(wanted), _in_table(wanted, op)
     return Ahead(
         wanted,

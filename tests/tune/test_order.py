@@ -87,7 +87,7 @@ def test_a_search_that_is_done_comes_before_one_that_is_begun() -> None:
     assert ordered(MANY, FEW, MORE) == [MORE, FEW, MANY]
 
 
-def test_an_op_whose_plans_cannot_be_listed_is_left_to_its_search() -> None:
+def test_an_op_whose_plans_cannot_be_listed_has_all_its_sizes_left_and_one_without_plans_has_none() -> None:
     [case] = FEW.cases
-    without = replace(FEW, variant="eager", cases=(replace(case, variant="eager"),))
-    assert [(each.plans, each.sizes) for each in in_order([without])] == [(0, 0)]
+    broken = replace(FEW, variant="eager", cases=(replace(case, variant="eager"),))
+    assert [(each.plans, each.sizes) for each in in_order([broken, wanted(7)])] == [(0, 0), (0, 1)]

@@ -216,6 +216,7 @@ def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp
     result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
     assert result.exit_code == 2
     assert "no op of these scenarios has plans to search on 'cpu'" in " ".join(result.output.split())
+    assert "--dry-run --arch sm_90 lists the plans without a GPU" in " ".join(result.output.split())
 
 
 def test_a_dry_run_lists_the_other_ops_where_one_has_a_fault(

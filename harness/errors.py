@@ -55,6 +55,10 @@ class MachineError(HarnessError):
     exit_code = Exit.ENVIRONMENT
 
 
+class UnwritableError(MachineError):
+    """A file that the harness needs can't be written: a full disk, a read-only folder."""
+
+
 class CompileError(HarnessError):
     """A kernel didn't compile. `message` holds the compiler's log."""
 

@@ -61,6 +61,20 @@ def place(name: str) -> Path | None:
     return file if file.parent.is_dir() else None
 
 
+def obstacle(*rooms: str) -> str:
+    """Why folders of the cache folder can't keep anything; "" if they can. They are made, for this user alone."""
+    for folder in (paths.cache(), *(paths.cache() / name for name in rooms)):
+        paths.make_private(folder)
+        if problem := distrust(folder):
+            return problem
+        try:
+            with tempfile.TemporaryFile(dir=folder) as tried:
+                tried.write(b"whether there is room")
+        except OSError as error:
+            return f"{folder} can't be written: {error.strerror}"
+    return ""
+
+
 def distrust(path: Path) -> str:
     """Why a folder or file of the cache isn't used: who else can write to it; "" where nobody can, or it isn't there.
 

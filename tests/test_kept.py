@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -150,3 +152,22 @@ def test_the_environment_says_why_a_cache_is_not_used(cache: Path) -> None:
     paths.cache().chmod(0o777)
     [fact] = [fact for _, facts in survey().sections for fact in facts if fact.name == "cache"]
     assert fact.advice.startswith(f"isn't used: {cache} can be written by other users (mode 777)")
+
+
+def test_why_a_folder_can_keep_nothing(cache: Path) -> None:
+    assert kept.obstacle("plans", "tune") == ""
+    assert not list((cache / "plans").iterdir())
+    (cache / "tune").rmdir()
+    (cache / "tune").touch()
+    assert kept.obstacle("plans") == ""
+    assert kept.obstacle("plans", "tune") == f"{cache / 'tune'} can't be written: Not a directory"
+    opened_to_all(cache)
+    assert kept.obstacle() == f"{cache} can be written by other users (mode 702)"
+
+
+def test_a_full_disk_can_keep_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> BinaryIO:
+        return Path("/dev/full").open("wb")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert kept.obstacle() == f"{cache} can't be written: No space left on device"

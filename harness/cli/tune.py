@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness import paths
 from harness.cli import completion, options, values
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
-from harness.errors import Exit, HarnessError, MachineError, UsageError, nearest
+from harness.errors import Exit, HarnessError, MachineError, UnwritableError, UsageError, nearest
 
 if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
     from harness.ops import Op
     from harness.scenario import Setting
-    from harness.tune import Candidate, Listed, ToTune, Tuned
+    from harness.tune import Ahead, ToTune, Tuned
 
 app = alone()
 EXAMPLES = (
@@ -42,7 +43,6 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = re.compile(r"\w+=[\w.+-]+(,\w+=[\w.+-]+)*")
 _SIZE = re.compile(r"[0-9]{1,19}")
 _ARCH = re.compile(r"(?:(?:sm|compute)_?)?([0-9]{1,2})\.?([0-9])[af]?")
-_SHOWN = 12  # plans of a case that --dry-run lists
 
 
 def _budget(text: str) -> float:
@@ -124,53 +124,89 @@ def command(
 def _list(wanted: Sequence[ToTune], timing: Timing) -> None:
     """Tell the plans at each case, and how long the search takes."""
     from harness import tune
+    from harness.cli import tune_told
     from harness.cli.console import open_console
     from harness.cli.progress import follow
 
-    needed = []
-    for each in wanted:
-        with follow(open_console(err=True)) as observer:
-            found = tune.listed(each, observer)
-        typer.echo("\n".join(line for one in found for line in (*_lines(one), "")))
-        if len(wanted) == 1:
-            tune.refuse_none(each, (one.candidates for one in found))
-        needed += _rounds(found, timing)
-    typer.echo(_needed(needed))
-
-
-def _search(wanted: Sequence[ToTune], seconds: float) -> None:
-    """Search op after op, and forget what was measured when all are done: until then the same command goes on."""
-    from harness import tune
-    from harness.cli.console import open_console
-    from harness.cli.progress import follow
-    from harness.units import plural
-
-    deadline, sizes = time.monotonic() + seconds, 0
-    failed: HarnessError | None = None
+    by_op = []
+    failed: UsageError | None = None
     for each in wanted:
         try:
             with follow(open_console(err=True)) as observer:
-                found = tune.tune(replace(each, seconds=deadline - time.monotonic()), observer)
-        except (MachineError, UsageError) as error:
+                found = tune.listed(each, observer)
+        except UsageError as error:
             if len(wanted) == 1:
                 raise
             typer.echo(f"{each.op}: {error.message}", err=True)
             failed = error
             continue
-        except KeyboardInterrupt:
-            typer.echo("interrupted; the same command goes on", err=True)
-            raise typer.Exit(130) from None
-        _tell(found)
+        typer.echo("\n".join(line for one in found for line in (*tune_told.lines(one), "")))
+        if len(wanted) == 1:
+            tune.refuse_none(each, (one.candidates for one in found))
+        by_op.append(found)
+    typer.echo(tune_told.total(by_op, timing))
+    if failed:
+        raise failed
+
+
+def _search(wanted: Sequence[ToTune], seconds: float) -> None:
+    """Search op after op, and forget what was measured when all are done: until then the same command goes on."""
+    from harness import tune
+    from harness.cli import tune_told
+
+    deadline = time.monotonic() + seconds
+    ahead = _with_sizes(tune.in_order(wanted))
+    done = [each.done for each in ahead]
+    failed: HarnessError | None = None
+    for place, each in enumerate(ahead):
+        if len(ahead) > 1:
+            typer.echo(tune_told.begun(each, place + 1, len(ahead)), err=True)
+        try:
+            found = _searched(each.wanted, deadline)
+        except UnwritableError:  # no other op's search could go on either
+            raise
+        except (MachineError, UsageError) as error:
+            if len(ahead) == 1:
+                raise
+            typer.echo(f"{each.wanted.op}: {error.message}", err=True)
+            failed = error
+            continue
+        tune_told.tell(found)
         if found.entries and not found.file:
-            raise MachineError("the table couldn't be kept", "make room, or set HARNESS_CACHE to another folder")
-        sizes += len(found.entries)
+            raise MachineError(
+                "the table couldn't be kept", f"make room in {paths.cache()}; the same command measures nothing again"
+            )
+        done[place] = each.sizes if found.complete else len(found.entries)
         if not found.complete:
-            typer.echo(f"the time is over; {plural(sizes, 'size')} in the table; the same command goes on", err=True)
+            typer.echo(tune_told.over(ahead, done), err=True)
             raise typer.Exit(Exit.UNDECIDED)
     if failed:
         raise failed
-    for each in wanted:
-        tune.forget(each)
+    for one in wanted:
+        tune.forget(one)
+
+
+def _with_sizes(every: Sequence[Ahead]) -> Sequence[Ahead]:
+    """The searches of ops that have plans at their sizes; all where none has, whose searches say why."""
+    found = [each for each in every if each.sizes]
+    for each in every if found else ():
+        if not each.sizes:
+            typer.echo(f"{each.wanted.op}: no plan at these sizes", err=True)
+    return found or every
+
+
+def _searched(wanted: ToTune, deadline: float) -> Tuned:
+    """What a search finds until the deadline, of the monotonic clock."""
+    from harness import tune
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+
+    try:
+        with follow(open_console(err=True)) as observer:
+            return tune.tune(replace(wanted, seconds=deadline - time.monotonic()), observer)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 def _device(device: str | None) -> str:
@@ -232,7 +268,10 @@ def _every(device: str, plugins: tuple[Path, ...], scenarios: Sequence[str], dty
         if any(variant.tuning and variant.runs_on(device) for variant in op.variants.values()) and (own or not dtypes):
             found.append(_asked(op.name, None, device, plugins, scenarios, None, own))
     if not any(each.cases for each in found):
-        raise UsageError(f"no op of these scenarios has plans to search on '{device}'", "name others, or an op")
+        raise UsageError(
+            f"no op of these scenarios has plans to search on '{device}'",
+            "name others, or an op; --dry-run --arch sm_90 lists the plans without a GPU",
+        )
     return [each for each in found if each.cases]
 
 
@@ -329,71 +368,3 @@ def _case(op: Op, variant: str, dtype: str, setting: Setting, device: str) -> Ca
 
     usual = tuple(name for name, value in setting.choices if value == op.choices[name].usual)
     return Case(op.name, variant, dtype, setting.shape, setting.choices, device=device, usual=usual)
-
-
-def _lines(each: Listed) -> list[str]:
-    """The plans of a case, the rule's and the table's first, and how many are left out for which reason."""
-    from harness.cli.columns import aligned
-    from harness.units import plural
-
-    good = [one for one in each.candidates if not one.dropped]
-    good.sort(key=lambda one: not (one.rule or one.plan == each.taken))
-    if not each.candidates:
-        return [f"{each.case.id}: no plan: {each.obstacle}"]
-    rows = [("plan", "registers", "shared", "")]
-    rows += [(one.text, str(one.registers or ""), str(one.shared or ""), _whence(one, each)) for one in good[:_SHOWN]]
-    more = [f"  and {len(good) - _SHOWN} more"] if len(good) > _SHOWN else []
-    out = [one for one in each.candidates if one.dropped]
-    head = f"{each.case.id}: {plural(len(good), 'plan')} to time, {len(out)} left out"
-    left_out = [f"  left out: {one.text}: {one.dropped}{' (the rule)' if one.rule else ''}" for one in out[:_SHOWN]]
-    return [head, *aligned(rows), *more, *left_out]
-
-
-def _whence(one: Candidate, each: Listed) -> str:
-    """Where a plan comes from that a case may take."""
-    marks = ["by the rule"] * one.rule + ["by the table"] * (one.plan == each.taken)
-    return ", ".join(marks)
-
-
-def _rounds(found: Sequence[Listed], timing: Timing) -> list[tuple[int, float]]:
-    """The rounds of an op's search: how many plans are timed, each for so many seconds at most."""
-    from harness.tune import in_parts, schedule
-
-    counts = [sum(not one.dropped for one in each.candidates) for each in found if each.candidates]
-    places = in_parts([len(each.candidates) for each in found if each.candidates])
-    return [each for part in places for each in schedule([counts[place] for place in part], timing)]
-
-
-def _needed(rounds: Sequence[tuple[int, float]]) -> str:
-    """How long a search of so many rounds takes."""
-    from datetime import timedelta
-
-    from harness.cli.estimate import Estimate
-    from harness.units import plural
-
-    count = sum(plans for plans, _ in rounds)
-    about = timedelta(seconds=round(Estimate.of_search(rounds)))
-    what = f"{plural(count, 'measurement')} in {plural(len(rounds), 'round')}"
-    return f"{what}, {about} at most; --budget ends a search sooner"
-
-
-def _tell(result: Tuned) -> None:
-    """The plan to take at each case, what it gains, and which plans were wrong."""
-    from harness import units
-
-    for case, found in result.found.items():
-        for text, why in found.failed:
-            typer.echo(f"{case.id}: {text}: {why}", err=True)
-        if not found.complete:
-            continue
-        if not found.timed:
-            typer.echo(f"{case.id}: no plan was timed")
-            continue
-        best = found.timed[0]
-        rule = next((timed for timed in found.timed if timed.rule), None)
-        gain = f", {units.RATIO.write(rule.time / best.time)} over the rule's" if rule and rule is not best else ""
-        plan = ".".join(f"{name}{value}" for name, value in best.plan.items())
-        kept = "the rule's plan stays" if best.rule else plan
-        typer.echo(f"{case.id}: {kept}, {units.seconds(best.time)}{gain} ({found.tried} tried)")
-    if result.file:
-        typer.echo(f"table: {result.file}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from harness.plans.lookup import Neighbour, choose
 from harness.plans.records import Entry, Plan, PlanTable, TimedPlan
-from harness.plans.tables import device_name, entries, every, file_name, forget, locked, merged, read, write
+from harness.plans.tables import FOLDER, device_name, entries, every, file_name, forget, locked, merged, read, write
 
 __all__ = [
+    "FOLDER",
     "Entry",
     "Neighbour",
     "Plan",

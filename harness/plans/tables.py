@@ -134,15 +134,20 @@ def merged(table: PlanTable, new: Iterable[Entry]) -> PlanTable:
 
 
 def write(table: PlanTable, file: Path | None = None) -> Path | None:
-    """Write a table into a file, or into the user's cache folder. Gives its path; None where it couldn't be kept."""
+    """Write a table into a file, or into the user's cache folder. Gives its path; None where it couldn't be kept.
+
+    Raises UnwritableError for a file that can't be written.
+    """
     from harness import store
+    from harness.store import files
 
     text = store.dump(table, indent=1) + "\n"
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}")  # whatever ends this process, the file is whole
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise files.unwritable(file.parent, error) from error
+        files.replace(file, text)
     else:
         name = f"{FOLDER}/{file_name(table.device)}"
         kept.write(name, text.encode())

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.errors import MachineError, UsageError
+from harness.errors import UnwritableError, UsageError
 
 _MOST_BYTES = 2 * 2**30
 """A file of a run is never as large; a file with a hole may be, and takes no room on the disk."""
@@ -76,7 +76,7 @@ def appending(path: Path) -> int:
 def replace(path: Path, text: str) -> None:
     """Write a file of a run's folder anew. A reader sees the old content or the new. A link there is replaced.
 
-    Raises MachineError if it can't be written.
+    Raises UnwritableError if it can't be written.
     """
     draft = path.with_name(f"{path.name}.tmp")
     try:
@@ -134,9 +134,9 @@ def write(descriptor: int, content: bytes) -> None:
         content = content[os.write(descriptor, content) :]
 
 
-def unwritable(path: Path, error: OSError) -> MachineError:
+def unwritable(path: Path, error: OSError) -> UnwritableError:
     """The error to raise where a file of a run can't be written."""
-    return MachineError(
+    return UnwritableError(
         f"{path}: can't be written: {error.strerror}",
         "free some space or correct the permissions, then go on with --resume; what was written before is kept",
     )

@@ -14,8 +14,22 @@ key; CUTLASS's profiler, which enumerates what the hardware allows; Jamieson and
 from __future__ import annotations
 
 from harness.tune.candidates import Candidate
+from harness.tune.order import Ahead, in_order
 from harness.tune.parts import in_parts
 from harness.tune.procedure import Listed, ToTune, Tuned, forget, listed, refuse_none, tune
 from harness.tune.search import schedule
 
-__all__ = ["Candidate", "Listed", "ToTune", "Tuned", "forget", "in_parts", "listed", "refuse_none", "schedule", "tune"]
+__all__ = [
+    "Ahead",
+    "Candidate",
+    "Listed",
+    "ToTune",
+    "Tuned",
+    "forget",
+    "in_order",
+    "in_parts",
+    "listed",
+    "refuse_none",
+    "schedule",
+    "tune",
+]

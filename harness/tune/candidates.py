@@ -136,6 +136,18 @@ def _kernels(op: Op, case: Case, candidate: Candidate) -> list[tuple[Path, Built
 
 def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
     """The legal plans, in the order of the parameters' values."""
+    return (plan for plan, refusal in _combinations(tuning, case) if refusal is None)
+
+
+def refused(op: Op, case: Case) -> Counter[str]:
+    """How many plans the variant refuses at a case, by the reason. The rule's plan is timed all the same."""
+    tuning = _tuning(op, case.variant)
+    rule = tuning.rule(case)
+    return Counter(str(why) for plan, why in _combinations(tuning, case) if why is not None and plan != rule)
+
+
+def _combinations(tuning: Tuning, case: Case) -> Iterator[tuple[dict[str, Value], str | None]]:
+    """All combinations of the parameters' values, each with why the variant refuses it, or None."""
     parameters = tuning.parameters(case)
     count = 1
     for values in parameters.values():
@@ -147,8 +159,7 @@ def legal_plans(tuning: Tuning, case: Case) -> Iterator[dict[str, Value]]:
         )
     for values in product(*parameters.values()):
         plan = dict(zip(parameters, values, strict=True))
-        if tuning.refuse is None or tuning.refuse(case, plan) is None:
-            yield plan
+        yield plan, tuning.refuse(case, plan) if tuning.refuse else None
 
 
 def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], compiling: Compiling) -> Candidate:

@@ -5,15 +5,21 @@ So a candidate goes the way of every variant: it is checked, timed and checked a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from harness import store
+from harness.errors import UsageError
 from harness.model import Value
 from harness.ops import Context, Launch, Variant, find
+from harness.store import files
+from harness.tune.candidates import Candidate
 
+_NOT_IN_NAMES = re.compile(r"[^\w.+:-]")  # as the door has it for names of variants
 _SHEET = "candidates.json"
 FILE = "candidates.py"
 _TEXT = f'''"""Written by harness tune: plans as variants of an op."""
@@ -36,16 +42,36 @@ class TriedPlans:
 
 
 def name_of(variant: str, text: str) -> str:
-    """The name of a candidate's variant."""
-    return f"{variant}:{text}"
+    """The name of the variant of a plan that is written so.
+
+    What names can't have, as the / of a value 'a/b', is '_' there; a hash of the text keeps the names of two texts
+    different.
+    """
+    safe = _NOT_IN_NAMES.sub("_", text)
+    return f"{variant}:{safe}" if safe == text else f"{variant}:{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def sheet_of(op: str, variant: str, candidates: Iterable[Candidate]) -> TriedPlans:
+    """The sheet of the candidates of all cases. Raises UsageError for two different plans that are written alike."""
+    plans: dict[str, dict[str, Value]] = {}
+    for each in candidates:
+        name = name_of(variant, each.text)
+        if plans.setdefault(name, each.plan) != each.plan:
+            raise UsageError(
+                f"tuning of variant '{variant}' of op '{op}': two plans are written '{each.text}'",
+                "write each value of a parameter in one way at all sizes: 8 or '8'",
+            )
+    return TriedPlans(op, variant, plans)
 
 
 def write(sheet: TriedPlans, folder: Path) -> Path:
-    """Write the sheet and the plug-in into a folder, and give the plug-in's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _SHEET).write_text(store.dump(sheet), encoding="utf-8")
-    file = folder / FILE
-    file.write_text(_TEXT, encoding="utf-8")
+    """Write the sheet and the plug-in into a folder, and give the plug-in's path.
+
+    Raises UnwritableError if they can't be written.
+    """
+    file = files.room(folder.parent, folder.name) / FILE
+    files.replace(folder / _SHEET, store.dump(sheet))
+    files.replace(file, _TEXT)
     return file
 
 

@@ -48,6 +48,15 @@ def in_parts(counts: Sequence[int]) -> list[range]:
     return found
 
 
+def sizes_done(home: Path, counts: Sequence[int]) -> int:
+    """How many of the sizes with so many plans an earlier start of the search has done."""
+    return sum(len(places) for number, places in enumerate(in_parts(counts)) if (_part(home, number) / _DONE).is_file())
+
+
+def _part(home: Path, number: int) -> Path:
+    return home / f"part-{number}"
+
+
 @dataclass(slots=True)
 class InParts:
     """A search, and what it has found.
@@ -75,7 +84,7 @@ class InParts:
         cases = [case for case in every if every[case]]
         todo = []
         for number, places in enumerate(in_parts([len(every[case]) for case in cases])):
-            part, folder = {cases[place]: every[cases[place]] for place in places}, self.home / f"part-{number}"
+            part, folder = {cases[place]: every[cases[place]] for place in places}, _part(self.home, number)
             if (done := self._done(folder)) is None:
                 todo.append((part, folder))
             else:

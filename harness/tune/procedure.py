@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from harness import cuda, paths, plans, source, store
+from harness import kept as kept_files
 from harness.cuda import assumed
-from harness.errors import MachineError, UsageError
+from harness.errors import MachineError, UnwritableError, UsageError
 from harness.model import Case, Timing
 from harness.ops import Catalogue, Context, Op
 from harness.plans import Entry, Plan
@@ -22,11 +24,13 @@ from harness.runner import Observer
 from harness.scenario import Setting
 from harness.scenario.shapes import obstacles
 from harness.tune import declared
-from harness.tune.candidates import Candidate, compiled, kept, legal
+from harness.tune.candidates import Candidate, compiled, kept, legal, refused
 from harness.tune.compiling import Compiling
 from harness.tune.parts import InParts, own_table
 from harness.tune.search import Quick, Ranking, Until, in_runs
 
+_ROOM = "tune"
+"""The folder of what searches measure, in the cache folder."""
 _TOLD = 25
 """Plans that are compiled between two notes."""
 
@@ -52,13 +56,15 @@ class ToTune:
 class Listed:
     """The candidates at a case. obstacle: why there are none; '' if there are some.
 
-    taken: the plan that this device's table has for the case; None where the rule's is taken.
+    taken: the plan that this device's table has for the case; None where the rule's is taken. refused: how many plans
+    the variant refuses, by the reason; they are no candidates.
     """
 
     case: Case
     candidates: tuple[Candidate, ...]
     obstacle: str = ""
     taken: Plan | None = None
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,9 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 
 
 def _listed(op: Op, case: Case, found: Sequence[Candidate]) -> Listed:
-    return Listed(case, tuple(found), "" if found else _obstacle(op, case.variant, case), _taken(op, case))
+    if not found:
+        return Listed(case, (), _obstacle(op, case.variant, case))
+    return Listed(case, tuple(found), taken=_taken(op, case), refused=refused(op, case))
 
 
 def _taken(op: Op, case: Case) -> Plan | None:
@@ -137,10 +145,16 @@ def refuse_none(wanted: ToTune, found: Iterable[Sequence[Candidate]]) -> None:
 def tune(wanted: ToTune, observer: Observer) -> Tuned:
     """Search, and write the sizes of each part into the table when the part is done.
 
-    What was measured stays until `forget`, so that the same search goes on. Raises as `listed` does, and MachineError
-    where nothing can be measured.
+    What was measured stays until `forget`, so that the same search goes on. Raises as `listed` does, MachineError where
+    nothing can be measured, and UnwritableError where nothing can be kept: before anything is timed, or where the disk
+    becomes full.
     """
     until = Until(observer, time.monotonic() + wanted.seconds)
+    if problem := kept_files.obstacle(_ROOM, *(() if wanted.output else (plans.FOLDER,))):
+        raise UnwritableError(
+            f"the cache folder can't keep what a search measures: {problem}",
+            "make room, or name another folder, which is yours alone, in HARNESS_CACHE",
+        )
     # They raise before anything is timed where the table can't be written.
     if wanted.output:
         plans.read(wanted.output, plans.device_name(wanted.device))
@@ -149,18 +163,30 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     op = _op(wanted)
     every = _legal(op, wanted)
     refuse_none(wanted, every.values())
-    home = _folder(wanted)
-    named = {declared.name_of(wanted.variant, c.text): c.plan for each in every.values() for c in each}
-    plugins = (*wanted.plugins, declared.write(declared.TriedPlans(wanted.op, wanted.variant, named), home))
-    with _alone(home), _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
-        runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins, Quick(workers, wanted.device))
-        search = InParts(wanted, op, home, until, compiling, runs)
-        complete = search.run(every, _telling(wanted, observer))
+    home = home_of(wanted)
+    sheet = declared.sheet_of(wanted.op, wanted.variant, chain.from_iterable(every.values()))
+    with _advising():
+        plugins = (*wanted.plugins, declared.write(sheet, home))
+        with _alone(home), _compiling(wanted) as compiling, Workers(wanted.device, plugins) as workers:
+            runs = in_runs(Catalogue(plugins)[wanted.op], wanted.device, plugins, Quick(workers, wanted.device))
+            search = InParts(wanted, op, home, until, compiling, runs)
+            complete = search.run(every, _telling(wanted, observer))
     if complete:
         refuse_none(wanted, (every | search.facts).values())
         if not search.entries:
             raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
     return Tuned(search.found, tuple(search.entries), search.file, complete)
+
+
+@contextmanager
+def _advising() -> Iterator[None]:
+    """Say what to do where the disk is full. A run has an option to go on with it, a search needs none."""
+    try:
+        yield
+    except UnwritableError as error:
+        raise UnwritableError(
+            error.message, "free some space or correct the permissions; the same command goes on with what was measured"
+        ) from error
 
 
 @contextmanager
@@ -176,7 +202,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 def forget(wanted: ToTune) -> None:
     """Remove what a search has measured: the same search begins anew."""
-    shutil.rmtree(_folder(wanted), ignore_errors=True)
+    shutil.rmtree(home_of(wanted), ignore_errors=True)
 
 
 def _op(wanted: ToTune) -> Op:
@@ -189,7 +215,7 @@ def _op(wanted: ToTune) -> Op:
     return op
 
 
-def _folder(wanted: ToTune) -> Path:
+def home_of(wanted: ToTune) -> Path:
     """Where a search keeps what it has measured: the same folder for the same search, so that it goes on there."""
     told = (
         wanted.op,
@@ -200,4 +226,4 @@ def _folder(wanted: ToTune) -> Path:
         store.dump(wanted.timing),
         source.digest(wanted.plugins),
     )
-    return paths.cache() / "tune" / f"{wanted.op}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+    return paths.cache() / _ROOM / f"{wanted.op}-{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 import harness.tune
 from harness import kept, paths, plans
 from harness.cli import app, tune
-from harness.errors import Exit, MachineError, UsageError
+from harness.errors import UsageError
+from harness.model import Case, Timing
 from harness.ops import Catalogue
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
-from harness.tune import ToTune, Tuned
+from harness.tune import Candidate, Listed, ToTune
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -112,14 +110,11 @@ def test_a_dry_run_lists_plans_and_times_nothing() -> None:
     result = invoke(*SEARCH, "--dry-run")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 0 left out"
+    assert lines[0] == "chunked/tuned/float32/M64-N16: 6 plans to time, 2 refused, 0 left out"
+    assert "  refused: 2 plans: more rows than there are" in lines
     assert lines[2].split() == ["rows1.wayneg", "by", "the", "rule"]
     # A process and a report a round; a quarter of a second beside sampling: 6, 5 and 2 plans.
-    assert lines[-1] == "13 measurements in 3 rounds, 0:00:22 at most; --budget ends a search sooner"
-
-
-def test_one_measurement_is_no_measurements() -> None:
-    assert tune._needed([(1, 0.1)]).startswith("1 measurement in 1 round, ")
+    assert lines[-1] == "13 measurements in 3 rounds, about 0:00:22; --budget ends a search sooner"
 
 
 @pytest.fixture
@@ -215,90 +210,32 @@ def test_without_an_op_all_ops_of_the_scenarios_that_have_plans_are_searched(tmp
     assert result.exit_code == 0, result.output
     # Softmax has plans on a GPU alone.
     assert [line for line in result.stdout.splitlines() if "to time" in line] == [
-        "chunked/tuned/float32/M96-N16: 6 plans to time, 0 left out"
+        "chunked/tuned/float32/M96-N16: 6 plans to time, 2 refused, 0 left out"
     ]
     file.write_text(SEVERAL.format(op="softmax"))
     result = invoke("tune", f"--scenario={file}", *OPS, "--device=cpu", "--dry-run")
     assert result.exit_code == 2
     assert "no op of these scenarios has plans to search on 'cpu'" in " ".join(result.output.split())
+    assert "--dry-run --arch sm_90 lists the plans without a GPU" in " ".join(result.output.split())
 
 
-@dataclass
-class Searches:
-    """Stands for the searches of ops. ends: how each ends. told: what was asked for, and what was forgotten."""
-
-    ends: dict[str, bool | Tuned | BaseException]
-    told: list[str] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    raised: Any = None
-
-    def tune(self, wanted: ToTune, _: object) -> Tuned:
-        self.told.append(wanted.op)
-        self.seconds.append(wanted.seconds)
-        end = self.ends[wanted.op]
-        if isinstance(end, BaseException):
-            raise end
-        return end if isinstance(end, Tuned) else Tuned({}, (), None, end)
-
-    def forget(self, wanted: ToTune) -> None:
-        self.told.append(f"forget {wanted.op}")
-
-
-@pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searches]:
-    """Begins a search of several ops, with given ends, that raises what it must."""
-
-    def begin(error: type[BaseException] | None = None, **ends: bool | Tuned | BaseException) -> Searches:
-        found = Searches(ends)
-        monkeypatch.setattr(harness.tune, "tune", found.tune)
-        monkeypatch.setattr(harness.tune, "forget", found.forget)
-        with pytest.raises(error) if error else nullcontext() as caught:
-            tune._search([ToTune(op, "tuned", (), "cpu") for op in ends], 60.0)
-        found.raised = caught and caught.value
-        return found
-
-    return begin
-
-
-def test_several_searches_share_the_time_and_are_forgotten_when_all_are_done(search: Callable[..., Searches]) -> None:
-    found = search(a=True, b=True)
-    assert found.told == ["a", "b", "forget a", "forget b"]
-    assert 60 > found.seconds[0] >= found.seconds[1]
-
-
-def test_where_the_time_is_over_nothing_is_forgotten(search: Callable[..., Searches]) -> None:
-    found = search(typer.Exit, a=True, b=False, c=True)
-    assert found.told == ["a", "b"]
-    assert found.raised.exit_code == Exit.UNDECIDED
-
-
-def test_an_interrupted_search_says_that_the_same_command_goes_on(
-    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_lists_the_other_ops_where_one_has_a_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = search(typer.Exit, a=True, b=KeyboardInterrupt(), c=True)
-    assert found.told == ["a", "b"]
-    assert found.raised.exit_code == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+    def listed(wanted: ToTune, _: object) -> tuple[Listed, ...]:
+        if wanted.op == "a":
+            raise UsageError("its rule is wrong")
+        return (Listed(Case("b", "tuned", "float32", ()), (Candidate({"n": 1}),)),)
 
-
-def test_a_table_that_could_not_be_kept_is_an_error_and_nothing_measured_is_forgotten(
-    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry: Any = "an entry"
-    lost = Tuned({}, (entry,), None, complete=True)
-    found = search(MachineError, a=lost, b=True)
-    assert found.told == ["a"]
-    assert found.raised.message == "the table couldn't be kept"
-    assert capsys.readouterr().out == ""
-
-
-def test_an_op_that_fails_keeps_no_other_from_its_search(
-    search: Callable[..., Searches], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = search(MachineError, a=MachineError("no plan was right", ""), b=True)
-    assert found.told == ["a", "b"]
-    assert found.raised.message == "no plan was right"
-    assert capsys.readouterr().err == "a: no plan was right\n"
+    monkeypatch.setattr(harness.tune, "listed", listed)
+    with pytest.raises(UsageError, match="its rule is wrong"):
+        tune._list([ToTune(op, "tuned", (), "cpu") for op in "ab"], Timing())
+    told = capsys.readouterr()
+    assert told.err == "a: its rule is wrong\n"
+    assert "b/tuned/float32/scalar: 1 plan to time" in told.out
+    with pytest.raises(UsageError, match="its rule is wrong"):
+        tune._list([ToTune("a", "tuned", (), "cpu")], Timing())
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.gpu

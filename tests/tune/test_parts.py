@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from harness import paths, plans
-from harness.errors import UsageError
+from harness.errors import UnwritableError, UsageError
 from harness.model import Case, Job, Measurement
 from harness.ops import Catalogue
+from harness.store import files
 from harness.tune import ToTune, forget, procedure, tune
 from harness.tune import parts as parts_module
 from harness.tune.candidates import legal
@@ -232,3 +233,45 @@ def test_a_table_of_another_device_with_that_file_name_gives_no_entries(monkeypa
     forget(WANTED)
     ended = run(monkeypatch, Machine(), replace(WANTED, cases=CASES[2:]))
     assert [each["shape"]["M"] for each in entries(ended.file)] == [66]
+
+
+def test_a_full_disk_in_a_round_is_told_with_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Machine):
+        def __call__(self, jobs: Sequence[Job], folder: Path, observer: Any) -> list[Measurement]:
+            if self.rounds:
+                raise files.unwritable(folder / "run.json", OSError(28, "No space left on device"))
+            return super().__call__(jobs, folder, observer)
+
+    with pytest.raises(UnwritableError, match=r"run\.json: can't be written: No space left on device") as caught:
+        run(monkeypatch, Full())
+    assert "the same command goes on" in caught.value.advice
+    assert "--resume" not in caught.value.advice
+
+
+@pytest.mark.parametrize("output", [None, "table.json"])
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [("a file", "a file can't be written: Not a directory"), ("of others", "of others can be written by other users")],
+)
+def test_a_cache_folder_that_can_keep_nothing_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, why: str, output: str | None
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "of others").mkdir()
+    (tmp_path / "of others").chmod(0o777)
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / folder))
+    machine = Machine()
+    with pytest.raises(UnwritableError, match=why) as caught:
+        run(monkeypatch, machine, replace(WANTED, output=tmp_path / output if output else None))
+    assert "in HARNESS_CACHE" in caught.value.advice
+    assert machine.rounds == []
+
+
+def test_where_the_cache_cannot_keep_tables_a_search_for_an_output_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths.cache()
+    (paths.cache() / plans.FOLDER).touch()
+    with pytest.raises(UnwritableError, match="plans can't be written: Not a directory"):
+        run(monkeypatch, Machine())
+    assert run(monkeypatch, Machine(), replace(WANTED, output=tmp_path / "mine.json")).complete

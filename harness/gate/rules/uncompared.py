@@ -31,6 +31,11 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         count = len(evidence.cases)
         message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
         advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
+        if count and not any(found.base and found.now for found in evidence.cases):
+            message += f": {evidence.base} has none of the cases that there are now"
+            advice = (
+                "if they are new, they are compared from the next change on; let this one pass: --accept uncompared"
+            )
         yield Finding("uncompared", "undecided", message, advice)
 
 

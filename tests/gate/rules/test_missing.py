@@ -161,6 +161,65 @@ def test_a_gate_that_compared_no_case_of_ours_is_undecided(
     assert [(f.severity, MESSAGE in f.message) for f in whole] == [("undecided", True)]
 
 
+GONE, NEW = {"now": ()}, {"base": ()}
+
+
+@one_test(
+    ("before", "after", "told"),
+    [
+        (
+            ("a/plain", "a/tuned"),
+            ("b/plain", "b/tuned", "b/fast"),
+            "the op 'a' of main is gone, and 'b' is new with the",
+        ),
+        (("a/plain",), ("a/simple",), "the variant 'a/plain' of main is gone, and 'a/simple' is new with the same 2"),
+        (("a/plain", "a/tuned"), ("b/plain",), ""),  # not all of the cases have the like
+        (("a/plain",), ("b/plain", "c/plain"), ""),  # which of both nobody knows
+        (("a/plain",), ("b/simple",), ""),
+        (("a/plain",), (), ""),
+        ((), ("b/plain",), ""),
+    ],
+)
+def test_a_name_that_is_gone_is_told_with_the_new_one_and_how_to_rename(
+    case: Callable[..., Case],
+    evidence: Callable[..., CaseEvidence],
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    told: str,
+) -> None:
+    def found(names: tuple[str, ...], side: dict[str, Any]) -> list[CaseEvidence]:
+        sizes = ((name.partition("/"), n) for name in names for n in (8, 9))
+        return [evidence(None, of=case(variant, op, n), pairs=(), **side) for (op, _, variant), n in sizes]
+
+    cases = (*found(before, GONE), *found(after, NEW))
+    findings = [f for f in missing.judge(Evidence("main", (), cases)) if f.case is None]
+    assert [(f.severity, f.message.startswith(told)) for f in findings] == ([("failure", True)] if told else [])
+    for finding in findings:
+        assert finding.advice.endswith("in a commit of its own, with --accept missing --accept uncompared")
+    compared = (*cases, evidence("ok", of=case(op="other")))
+    for finding in [f for f in missing.judge(Evidence("main", (), compared)) if f.case is None]:
+        assert finding.advice.endswith("in a commit of its own, with --accept missing")
+
+
+def test_a_name_that_both_sides_have_is_no_new_name(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """A case that the base's machine couldn't run isn't gone, either."""
+    old, new = case("plain", "a", 8), case("plain", "b", 8)
+    kept = evidence("ok", of=case("plain", "b", 9))
+    gone, come = evidence(None, of=old, pairs=(), **GONE), evidence(None, of=new, pairs=(), **NEW)
+    assert [f.case for f in missing.judge(Evidence("main", (), (gone, come, kept)))] == [old]
+    never = evidence(None, of=old, pairs=(), base=(measured(of=old, **UNSUPPORTED),), now=())
+    assert [f.case for f in missing.judge(Evidence("main", (), (never, come)))] == [old]
+
+
+def test_a_gate_whose_sides_have_no_case_in_common_says_so(evidence: Callable[..., CaseEvidence]) -> None:
+    new, gone = evidence(None, pairs=(), **NEW), evidence(None, pairs=(), **GONE)
+    for cases, apart in (((new, gone), True), ((new, evidence("ok", control=True)), False)):
+        [whole] = [f for f in uncompared.judge(Evidence("main", (), cases)) if f.case is None]
+        assert whole.message.endswith("main has none of the cases that there are now") == apart
+
+
 def test_one_case_of_ours_is_enough_to_have_compared_something(
     case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
 ) -> None:

@@ -25,7 +25,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     findings = [found for case in evidence.cases if case not in together if (found := _judge(case, evidence.base))]
     findings += [_all_too_few(together)] if together else []
     yield from findings
-    if any(finding.severity == "undecided" for finding in findings):
+    # Where a case is worse, the rule 'wrong' says why it has no times, and nobody can accept that.
+    if any(f.severity == "undecided" for f in findings) or any(
+        is_worse(f.base, f.now) for f in evidence.cases if f.base
+    ):
         return
     if not any(found.decision and not found.control and evidence.is_ours(found.case) for found in evidence.cases):
         count = len(evidence.cases)

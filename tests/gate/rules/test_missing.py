@@ -220,6 +220,17 @@ def test_a_gate_whose_sides_have_no_case_in_common_says_so(evidence: Callable[..
         assert whole.message.endswith("main has none of the cases that there are now") == apart
 
 
+def test_a_gate_whose_only_case_is_wrong_now_is_not_told_to_accept_that_nothing_was_compared(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """The rule 'wrong' fails it, and what that rule finds can't be accepted."""
+    cases = (evidence(None, pairs=(), now=(measured(**WRONG),) * 3),)
+    assert list(uncompared.judge(Evidence("main", (), cases))) == []
+    assert [f.severity for f in wrong.judge(Evidence("main", (), cases))] == ["failure"]
+    both = (evidence(None, pairs=(), base=(measured(**WRONG),) * 3, now=(measured(**WRONG),) * 3),)
+    assert [f.severity for f in uncompared.judge(Evidence("main", (), both))] == ["undecided"]
+
+
 def test_one_case_of_ours_is_enough_to_have_compared_something(
     case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
 ) -> None:

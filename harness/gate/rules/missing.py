@@ -18,7 +18,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     for broken in evidence.broken:
         problems = "; ".join(f"{p.where}: {p.message}" for p in broken.problems[:_MOST_PROBLEMS])
         message = f"{broken.file} can't be loaded any more: {problems}"
-        advice = f"{evidence.base} can load it: bring back what the scenario names, or remove that from the scenario"
+        advice = f"{evidence.base} can load it: correct these lines of the scenario, or bring back what they name"
         yield Finding("missing", "failure", message, advice)
     for pair in renamed(evidence.cases):
         yield _renamed(pair, evidence)

@@ -31,15 +31,24 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     ):
         return
     if not any(found.decision and not found.control and evidence.is_ours(found.case) for found in evidence.cases):
-        count = len(evidence.cases)
-        message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
-        advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
-        if count and not any(found.base and found.now for found in evidence.cases):
+        yield _none(evidence)
+
+
+def _none(evidence: Evidence) -> Finding:
+    """The finding about a gate that compared no case of ours: with what to do, by why there was none."""
+    count = len(evidence.cases)
+    message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
+    advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
+    if not any(found.base and found.now for found in evidence.cases):
+        if any(found.now for found in evidence.cases):
             message += f": {evidence.base} has none of the cases that there are now"
             advice = (
                 "if they are new, they are compared from the next change on; let this one pass: --accept uncompared"
             )
-        yield Finding("uncompared", "undecided", message, advice)
+        elif evidence.cases:
+            message += f": all that {evidence.base} has are gone"
+            advice = "bring back a case; if all should go, so should the command that gates them"
+    return Finding("uncompared", "undecided", message, advice)
 
 
 def _judge(found: CaseEvidence, base: str) -> Finding | None:

@@ -133,7 +133,7 @@ def test_a_scenario_that_only_the_base_can_load_fails() -> None:
     [finding] = missing.judge(Evidence("main", (), (), broken=(broken,)))
     assert (finding.severity, finding.case) == ("failure", None)
     assert "ci.yaml:3: op: no op is named 'prelu'" in finding.message
-    assert finding.advice.startswith("main can load it")
+    assert finding.advice == "main can load it: correct these lines of the scenario, or bring back what they name"
     problems = tuple(Problem(f"ci.yaml:{line}", "no") for line in range(1, 5))
     [finding] = missing.judge(Evidence("main", (), (), broken=(Broken("ci.yaml", problems),)))
     assert finding.message == "ci.yaml can't be loaded any more: ci.yaml:1: no; ci.yaml:2: no; ci.yaml:3: no"
@@ -215,9 +215,15 @@ def test_a_name_that_both_sides_have_is_no_new_name(
 
 def test_a_gate_whose_sides_have_no_case_in_common_says_so(evidence: Callable[..., CaseEvidence]) -> None:
     new, gone = evidence(None, pairs=(), **NEW), evidence(None, pairs=(), **GONE)
-    for cases, apart in (((new, gone), True), ((new, evidence("ok", control=True)), False)):
+    for cases, message, advice in (
+        ((new, gone), ": main has none of the cases that there are now", "they are compared from the next change on"),
+        ((new, evidence("ok", control=True)), "(2 cases in all)", "see that both sides can measure the scenario"),
+        ((gone,), ": all that main has are gone", "bring back a case"),
+        ((), "(0 cases in all)", "see that both sides can measure the scenario"),
+    ):
         [whole] = [f for f in uncompared.judge(Evidence("main", (), cases)) if f.case is None]
-        assert whole.message.endswith("main has none of the cases that there are now") == apart
+        assert whole.message.endswith(message)
+        assert advice in whole.advice
 
 
 def test_a_gate_whose_only_case_is_wrong_now_is_not_told_to_accept_that_nothing_was_compared(

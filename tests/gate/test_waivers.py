@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,12 @@ def test_waivers_that_do_nothing_are_notes(lost: Callable[..., CaseEvidence]) ->
         assert severity == "note"
         assert message.startswith("waivers.yaml:2: the waiver of ")
         assert message.endswith(words)
+
+
+def test_a_waiver_whose_case_was_not_compared_is_not_called_needless(lost: Callable[..., CaseEvidence]) -> None:
+    found = replace(lost(0.0), decision=None)
+    [(severity, message)] = judged(found, of=(waiver(),))
+    assert (severity, message.endswith("has no case that was compared with main")) == ("note", True)
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.0])

@@ -58,10 +58,13 @@ def _new(waiver: Waiver, base: str) -> Finding:
 
 
 def _idle(waiver: Waiver, evidence: Evidence) -> Finding:
+    named = [found for found in evidence.cases if waiver.names(found.case.id)]
     if waiver.until < evidence.today:
         text, advice = f"expired on {waiver.until}, and covers nothing", "remove it, or agree on a new day"
-    elif not any(waiver.names(found.case.id) for found in evidence.cases):
+    elif not named:
         text, advice = "fits no case of this run", "if none of its cases exists any more, remove it"
+    elif not any(found.decision for found in named):
+        text, advice = f"has no case that was compared with {evidence.base}", "read why, beside the cases"
     else:
         text, advice = f"isn't needed against {evidence.base}", "if its cases are as fast as they should be, remove it"
     return Finding("waivers", "note", f"{_named(waiver)} {text}", advice)

@@ -131,11 +131,16 @@ def described(error: BaseException) -> str:
 
 
 def _summary(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """The error in Python's words. Where a user's function gave something of another kind, also what it must give."""
+    """The error in Python's words. Where a user's function gave something of another kind, also what it must give.
+
+    Where a file that is loaded alone doesn't find a file beside it, also how the other file is found.
+    """
     if isinstance(error, AttributeError) and type(error.obj) is SimpleNamespace:
         # The tensors and the sizes of a case, whose class tells a user nothing.
         return f"AttributeError: nothing here is named '{error.name}' ({nearest(str(error.name), vars(error.obj))})"
     summary = "".join(traceback.format_exception_only(error)).rstrip()
+    if frames and isinstance(error, ImportError):
+        return _of_import(error, summary, Path(frames[0].filename).parent)
     if not frames or not isinstance(error, AttributeError | TypeError):
         return summary
     file = Path(frames[0].filename)
@@ -143,6 +148,18 @@ def _summary(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> 
     return f"{summary}; {must}" if must else summary
 
 
+def _of_import(error: ImportError, summary: str, folder: Path) -> str:
+    """The error of an import, and how a file in the folder of the importing file can be imported."""
+    beside = f"PYTHONPATH={_shortened(str(folder), '')} harness ..."
+    if NO_PACKAGE in summary:
+        return f"relative import, but the file is loaded alone, in no package; write 'import x', and run {beside}"
+    if isinstance(error, ModuleNotFoundError) and (folder / f"{error.name}.py").is_file():
+        return f"{summary}, but {error.name}.py lies beside the file: run {beside}"
+    return summary
+
+
+NO_PACKAGE = "attempted relative import with no known parent package"
+"""Python's words where a module that is no part of a package imports something relative to itself."""
 _REFERENCE = "a reference must return a dict of tensors, by the names of outputs"
 _MUST = {
     ("session.py", "_call_once"): "a variant must return the call that is timed, a function of the tensors",

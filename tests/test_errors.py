@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from harness.errors import UsageError, brief, described, nearest
+from harness.judge import loading
+from harness.ops import Catalogue
 
 OP = """
 import json
@@ -54,6 +58,55 @@ def test_a_line_says_what_happened_and_where(mine: ModuleType, monkeypatch: pyte
     assert brief(text) == f"{said} ({mine.__file__}:6 in decodes: return json.loads(text))"
     monkeypatch.chdir(Path(mine.__file__).parent)
     assert brief(text) == f"{said} (mine.py:6 in decodes: return json.loads(text))"
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Modules that a test loads are no other test's."""
+    yield
+    for name in ("theirs", "harness_plugin_mine", loading.CANDIDATE, loading.REFERENCE):
+        sys.modules.pop(name, None)
+
+
+ALONE = (
+    "relative import, but the file is loaded alone, in no package; write 'import x', and run PYTHONPATH=. harness ..."
+)
+BESIDE = (
+    "ModuleNotFoundError: No module named 'theirs', but theirs.py lies beside the file: run PYTHONPATH=. harness ..."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("from . import theirs", ALONE),
+        ("from .theirs import X", ALONE),
+        ("import theirs", BESIDE),
+        ("import nobodys", "ModuleNotFoundError: No module named 'nobodys'"),
+        ("from json import theirs", "ImportError: cannot import name 'theirs' from 'json'"),
+    ],
+)
+@pytest.mark.parametrize("name", [loading.CANDIDATE, loading.REFERENCE, ""])
+@pytest.mark.usefixtures("forgotten")
+def test_a_file_that_imports_one_beside_it_is_told_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str, name: str
+) -> None:
+    """name: under which the judge loads the file; a file of --ops without one. The judge finds files beside its own."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"{text}\nfrom harness.ops import Op\nOP = Op('mine', '', {{'N': 'elements'}})\n")
+    (tmp_path / "theirs.py").write_text("X = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    if name and text == "import theirs":
+        assert loading.load(str(file), name).theirs.X == 1
+        return
+    with pytest.raises(UsageError if not name else ImportError) as caught:
+        loading.load(str(file), name) if name else Catalogue([file])
+    error = caught.value.__cause__ if not name else caught.value
+    assert isinstance(error, ImportError)
+    said = brief(described(error))
+    assert said.startswith(told)
+    assert said.endswith(f"(mine.py:1 in <module>: {text})")
 
 
 def test_an_error_of_the_harness_is_all_that_is_said() -> None:

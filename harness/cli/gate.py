@@ -269,7 +269,7 @@ def _stored(
         advisory=advisory,
         accept=accept,
         command=("harness", *sys.argv[1:]),
-        waivers=options.known_waivers(waivers),
+        waivers=options.known_waivers(waivers)[1],
     )
 
 

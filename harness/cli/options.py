@@ -115,7 +115,7 @@ def gate_request(
             "name the file as it is called now; if its ops should go, so should the command that gates them",
         )
     files = tuple(scenario.find(scenarios))
-    holding = known_waivers(waivers, tuple(ops or ()), files)
+    waivers_in, holding = known_waivers(waivers, tuple(ops or ()), files)
     asked = USUAL_MARGIN if margin is None else margin
     kind = devices.choose(device)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), precision=precision, max_time=max_time)
@@ -137,19 +137,20 @@ def gate_request(
         pairs=pairs,
         earlier=resuming.load(resume, asked, holding) if resume else None,
         waivers=holding,
+        waivers_in=waivers_in,
     )
 
 
 def known_waivers(
     file: Path | None, ops: tuple[Path, ...] = (), scenarios: tuple[Path, ...] = ()
-) -> tuple[Waiver, ...]:
-    """The waivers of the file; without one, of the file at the top of the repository that is gated, if it has one."""
+) -> tuple[Path | None, tuple[Waiver, ...]]:
+    """The file and its waivers; without one, the file at the top of the repository that is gated, if it has one."""
     from harness.gate import waiver_file
     from harness.gate.worktree import Repository
 
     if file is not None:
-        return waiver_file.load(file)
+        return file, waiver_file.load(file)
     if not scenarios:
-        return ()
+        return None, ()
     usual = Repository.find(ops, scenarios).top / waiver_file.NAME
-    return waiver_file.load(usual, waiver_file.NAME) if usual.is_file() else ()
+    return (usual, waiver_file.load(usual, waiver_file.NAME)) if usual.is_file() else (None, ())

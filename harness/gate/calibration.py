@@ -50,7 +50,7 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
         repository.worktree(request.base, "again") as same,
         ExitStack() as turn,
     ):
-        again = replace(same, code=replace(same.code, label=f"{request.base} again"))
+        again = replace(same, code=replace(same.code, label=f"{same.code.label} again"))
         codes: dict[Side, Checkout] = {"base": prepared(base, request.prepare), "now": prepared(again, request.prepare)}
         sides = _same(prepare(request, codes, observer, turn))
         before = noise_store.load(sides.machine, request.noise)

@@ -23,8 +23,8 @@ class Evidence:
     sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
     changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
     is checked less strictly than by the base, one sentence each. untimed: what lets work escape the time now, one
-    sentence each. waivers: all of the file. today: as YYYY-MM-DD, UTC. edited: files that somebody has edited since the
-    gate began.
+    sentence each. waivers: all of the file. unsure: why nobody knows which of them are new since the base; empty if
+    that is known. today: as YYYY-MM-DD, UTC. edited: files that somebody has edited since the gate began.
     """
 
     base: str
@@ -43,6 +43,7 @@ class Evidence:
     laxer: tuple[str, ...] = ()
     untimed: tuple[str, ...] = ()
     waivers: tuple[Waiver, ...] = ()
+    unsure: str = ""
     today: str = ""
     edited: tuple[str, ...] = ()
 

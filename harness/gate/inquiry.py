@@ -16,12 +16,14 @@ from harness.gate.git import shown
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import SideNames
-from harness.gate.worktree import Checkout, Repository
+from harness.gate.worktree import Checkout, Repository, placed
 from harness.model import Job
 from harness.ops import Catalogue
 from harness.processes.nursery import Nursery
 from harness.processes.supervisor import too_few
 from harness.scenario import Selection
+
+_MOST_GONE = 3  # files that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _inquire(
         if jobs:
             asking.before_judging(codes, cases)
         judged = (*judging.judged(of_base, of_now, jobs), *_unjudged(cases, before.right & after.right))
-    unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
+    unheard = (_unheard(file, repository, base) for file in new)
     gone = _unplugged(base, now) if cases.untold else ()
     cases = replace(cases, untold=(*cases.untold, *gone, *unheard))
     same = _same(cases, used)
@@ -125,7 +127,28 @@ def _unplugged(base: Checkout, now: Checkout) -> Iterator[str]:
     for file in now.plugins:
         if now.folder and file.is_relative_to(now.folder) and file.relative_to(now.folder) not in there:
             name = file.relative_to(now.folder)
-            yield f"the base has no {name}, which --ops names now: if it was renamed, what it was called isn't known"
+            text = f"{base.code.label} has no {name}, which --ops names now"
+            gone = _gone(name, base, now.folder)
+            renamed = f"gone now: {gone}; if that was its name, rename the file in a commit of its own" if gone else ""
+            yield f"{text}; {renamed or 'if its ops are new, they are compared from the next change on'}"
+
+
+def _unheard(file: Path, repository: Repository, base: Checkout) -> str:
+    """Why nobody knows what a scenario should ask for, as a sentence: the base lacks its file."""
+    name = placed(file, repository.top).relative_to(repository.top)
+    text = f"{base.code.label} has no {name}, so nobody knows which cases and floors it should have"
+    if gone := _gone(name, base, repository.top):
+        how = "rename the file in a commit of its own; or gate its folder, where a scenario may get another file"
+        return f"{text}; gone now: {gone}; if that was its name, {how}"
+    return f"{text}; if the scenario is new, it is compared from the next change on"
+
+
+def _gone(name: Path, base: Checkout, top: Path) -> str:
+    """Files of this kind that the base has in the folder of a file, and the working tree doesn't; '' for none."""
+    there = (base.folder or top) / name.parent
+    names = (name.parent / file.name for file in sorted(there.glob(f"*{name.suffix}")))
+    gone = [str(file) for file in names if not (top / file).exists()]
+    return ", ".join(gone[:_MOST_GONE]) + (f" and {len(gone) - _MOST_GONE} more" if len(gone) > _MOST_GONE else "")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -189,7 +189,8 @@ class Finding:
 class Waiver:
     """Cases that may lose more than the margin for a while. cases: patterns of ids; place: file and line.
 
-    largest_loss: as a share of the base's speed. until: the last day, as YYYY-MM-DD in UTC.
+    largest_loss: as a share of the base's speed. until: the last day, as YYYY-MM-DD in UTC. new: whether the base
+    doesn't allow as much, None where nobody knows; the file doesn't say it, so waivers that differ in it are equal.
     """
 
     cases: tuple[str, ...]
@@ -198,6 +199,7 @@ class Waiver:
     owner: str
     until: str
     place: str
+    new: bool | None = field(default=None, compare=False)
 
     def covers(self, case: str, today: str) -> bool:
         """Whether the waiver is about the case with this id, on a day on which it holds."""

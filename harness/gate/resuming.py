@@ -43,7 +43,8 @@ def read(file: Path) -> GateRun:
             raise UsageError(f"{file}: this gate stopped: {stopped['message']}", _ANEW)
         return store.parse(GateRun, text)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{file}: holds no gate run: {error}", f"name a folder with the {FILE} of a gate") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file}: holds no gate run: {why}", f"name a folder with the {FILE} of a gate") from error
 
 
 def check(

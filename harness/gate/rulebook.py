@@ -44,6 +44,9 @@ def check_accept(accept: Sequence[str]) -> None:
     """Raise UsageError for a name that isn't a rule whose findings can be accepted."""
     known = acceptable()
     for name in accept:
+        if name not in known and name in all_rules():
+            how = "a loss passes by a waiver in waivers.yaml or by a larger --margin, a wrong result by nothing"
+            raise UsageError(f"--accept {name}: what this rule finds can't be accepted", f"{how}; {nearest('', known)}")
         if name not in known:
             raise UsageError(f"--accept {name}: there is no finding of this name to accept", nearest(name, known))
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import devices, units
-from harness.gate import deciding, inherited, looks, noise_store
+from harness.gate import deciding, inherited, looks, new_waivers, noise_store
 from harness.gate.alike import unlike
 from harness.gate.case_lists import Cases, common, is_control, wanted
 from harness.gate.evidence import Evidence
@@ -55,7 +55,8 @@ class Request:
     of noise; in the user's cache folder if None. command: the command line, program first.
 
     pairs: how many may confirm a case, at most; None for as many as usual, or for one more look at the pairs of an
-    earlier run. earlier: the run from whose pairs this one goes on. waivers: losses that pass for a while.
+    earlier run. earlier: the run from whose pairs this one goes on. waivers: losses that pass for a while; waivers_in:
+    the file that they stand in. unsure: as in the evidence.
     """
 
     base: str
@@ -75,6 +76,8 @@ class Request:
     pairs: int | None = None
     earlier: GateRun | None = None
     waivers: tuple[Waiver, ...] = ()
+    waivers_in: Path | None = None
+    unsure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
         ExitStack() as turn,
     ):
         sides = prepare(request, codes, observer, turn, repository)
+        waivers, unsure = new_waivers.marked(request.waivers, request.waivers_in, repository, codes["base"])
+        request = replace(request, waivers=waivers, unsure=unsure)
         if request.earlier:
             check(request.earlier, sides.codes, sides.machine, sides.cases, sides.used)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
@@ -225,6 +230,7 @@ def _run(request: Request, sides: Sides, noise: Noise, start: Start, of_limits: 
         laxer=cases.laxer,
         untimed=cases.untimed,
         waivers=request.waivers,
+        unsure=request.unsure,
         today=start.day,
         edited=edited(sides.codes["now"], sides.used) if sides.used else (),
     )

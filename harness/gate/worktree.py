@@ -171,11 +171,15 @@ class Repository:
                     f"revision '{rev}'",
                     "put your ops and scenarios into a repository with a commit to compare with: git init",
                 ) from error
-            raise UsageError(
-                f"{self.top}: git knows no revision '{rev}'",
+            # A clone, as jobs of CI have one, has the branches of others by the name of the remote alone.
+            of_remotes = git(self.top, "for-each-ref", "--format=%(refname:short)", f"refs/remotes/*/{rev}").split()
+            advice = (
                 "name a branch, tag or commit; a clone that was cut short has it after 'git fetch --unshallow' "
-                "(in a workflow: fetch-depth: 0)",
-            ) from error
+                "(in a workflow: fetch-depth: 0); a branch that the clone lacks is fetched by 'harness gate ci "
+                "--target BRANCH SCENARIO...', without --base"
+            )
+            near = f"did you mean '{of_remotes[0]}'?" if of_remotes else advice
+            raise UsageError(f"{self.top}: git knows no revision '{rev}'", near) from error
 
     @contextmanager
     def worktree(self, rev: str, side: str) -> Iterator[Checkout]:

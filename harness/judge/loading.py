@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from harness.errors import UsageError
+from harness.errors import NO_PACKAGE, UsageError
 
 CANDIDATE = "judged_candidate"
 REFERENCE = "harness.judged.reference"
@@ -28,5 +28,11 @@ def load(file: str, name: str, folders: Iterable[str] = ()) -> ModuleType:
         raise UsageError(f"{file}: isn't a file of Python", "name a file whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != spec.parent:
+            raise
+        # The name that the module has here has a dot, but there is no package.
+        raise ImportError(NO_PACKAGE).with_traceback(error.__traceback__) from None
     return module

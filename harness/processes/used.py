@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from harness import paths
+from harness.processes import compilers
 from harness.processes.installed import NAMES, Installed, digest
 from harness.processes.own_modules import OwnModules
 
@@ -58,8 +59,6 @@ WRITTEN = ">"
 ANYTHING = "**"
 """In place of the name of a file: a process that a side has started, or native code, may ask about any file below."""
 _LIBRARY = re.compile(r".*\.so(\.[\d.]+)?")
-_COMPILERS = re.compile(r"(.*/)?([^/]+-)?(g?cc|[gc]\+\+|clang(\+\+)?|nvcc|hipcc|ld|as|ar|ninja|which|uname)(-?[\d.]+)?")
-"""Programs that open every file of a side on which their result depends."""
 _LAUNCHER, _TRITON = f"{_OWN}/cuda/native.py", "/triton/runtime/build.py"
 """Where C for the host is compiled that is kept by its content: one side compiles it, and the other finds it."""
 _readlink, _real = os.readlink, cache(os.path.realpath)
@@ -87,7 +86,7 @@ class UsedFiles:
         # What starts this process comes from outside of the code that is measured.
         early = before or [*sys.modules.values()]
         self._before = {f for m in early if isinstance(f := getattr(m, "__file__", None), str)}
-        self._mapped_before = _mapped()
+        self._mapped_before, self._compilers = _mapped(), compilers.named()
         sys.addaudithook(self._hear)
         for name in ("stat", "lstat", "access", "readlink"):
             _replace(name, self._asking(getattr(os, name)))
@@ -158,7 +157,7 @@ class UsedFiles:
         own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
         # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
         inside = {tree: [place for place in here if _is_below(place, tree) and place != tree] for tree in self._trees}
-        return {**inside, "": [*here, *kept, *map(str, own)]}
+        return {**inside, "": [*here, *kept, *map(str, own), *self._compilers]}
 
     def _counts(self, file: str, left_out: Mapping[str, Sequence[str]]) -> bool:
         there = not self._is_software(file, left_out) and os.path.isfile(file)  # noqa: PTH113 - there are thousands
@@ -199,8 +198,8 @@ class UsedFiles:
         if event in _STARTS:
             words = tuple(_words(event, arguments))
             built = (file := _caller()) == _LAUNCHER or (file.endswith(_TRITON) and not self._tree(file))
-            self._started.add(tuple(word for word in words if not (built and _COMPILERS.fullmatch(word))))
-            opens = any(map(_COMPILERS.fullmatch, words[1:2]))
+            self._started.add(tuple(word for word in words if not (built and compilers.PROGRAMS.fullmatch(word))))
+            opens = any(map(compilers.PROGRAMS.fullmatch, words[1:2]))
             self._starts = self._starts or (not opens and self._is_called_by_a_side())
             return
         if event == "ctypes.dlopen" and self._is_called_by_a_side(_OF_IMPORTS):

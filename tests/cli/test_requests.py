@@ -128,7 +128,7 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         rare(["gate", "--base=HEAD", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
         (["gate", "--base=HEAD", "quick", "--margin=2"], "'2' isn't between 0 and 1"),
         (["gate", "--base=HEAD", "quick", "--accept=flor"], "did you mean 'floor'?"),
-        (["gate", "before", "after", "--accept=slower"], "--accept slower: there is no finding of this name to accept"),
+        (["gate", "before", "after", "--accept=slower"], "--accept slower: what this rule finds can't be accepted"),
         (["gate", "calibrate", "quick", "--blocks=0"], "--blocks"),
     ],
     ids=" ".join,

@@ -115,11 +115,12 @@ def test_a_waiver_lets_pass_what_it_covers_in_every_output(repository: Path) -> 
     assert [waiver.place for waiver in run.waivers] == ["waivers.yaml:2", "waivers.yaml:7"]
     assert [(f.severity, f.rule) for f in run.findings if f.rule == "waivers"] == [
         ("accepted", "waivers"),
-        ("note", "waivers"),
+        *[("note", "waivers")] * 3,  # one fits no case, and both are new
     ]
+    assert [waiver.new for waiver in run.waivers] == [True, True]
     assert f"{CASE}" in done.stdout
-    assert "waived: 1 case" in " ".join(done.stdout.split())
-    assert "more passes are right now (alice, waivers.yaml:2)" in " ".join(done.stdout.split())
+    assert "waived: 1 case, 1 by a waiver that is new since v1" in " ".join(done.stdout.split())
+    assert "more passes are right now (alice, waivers.yaml:2, new since v1)" in " ".join(done.stdout.split())
     assert "::warning file=waivers.yaml,line=7,title=gate%2C waivers::" in done.stdout
     for name in ("gate.md", "junit.xml"):
         text = (out / name).read_text()

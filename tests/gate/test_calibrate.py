@@ -52,7 +52,7 @@ def calibrate(
         return GateRun("paired", CODE.code, CODE.code, machine, (), found, (), request.seed, 0.01, "", 1.0)
 
     def prepare(request: Request, codes: Any, observer: Any, turn: Any) -> Sides:
-        assert codes["now"].code.label == "HEAD again"
+        assert codes["now"].code.label == f"{CODE.code.label} again"  # which is short, whatever the base is called
         both, alone = Job(case()), Job(case(n=3))
         jobs = {"base": (both,), "now": (both, alone)} if request.files else {"base": (), "now": (alone,)}
         return Sides(codes, machine, Cases((), jobs), "", observer)
@@ -64,7 +64,7 @@ def calibrate(
     def start(blocks: int, files: tuple[Path, ...] = (Path("ci.yaml"),), fewer: int = 0) -> list[GateRun]:
         nonlocal without
         without = fewer
-        request = Request("HEAD", files, Selection("cpu"), seed=5, noise=tmp_path / "noise.json")
+        request = Request("f" * 40, files, Selection("cpu"), seed=5, noise=tmp_path / "noise.json")
         runs = list(gate.calibrate(request, blocks, None))
         assert floors == [None] * blocks
         return runs

@@ -288,7 +288,7 @@ def test_what_is_not_known_of_the_base_is_told_with_the_file_of_ops_that_it_lack
     assert asked().cases.untold == ()
     why, gone = asked("the base can't load its own s.yaml").cases.untold
     assert why.endswith("s.yaml")
-    assert gone.startswith("the base has no ops.py")
+    assert gone.startswith("main has no ops.py")
 
 
 def test_ops_that_replace_what_judges_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,9 +13,16 @@ import pytest
 
 from harness.gate import inquiry
 from harness.gate.records import Revision, Side, UsedCode
-from harness.gate.worktree import Checkout
+from harness.gate.worktree import Checkout, Repository
 
 CODE = Revision("main", "0" * 40, False, "d" * 64)
+
+
+def written(folders: Mapping[Side, Path], *, base: tuple[str, ...] = (), now: tuple[str, ...] = ()) -> None:
+    """Make empty files."""
+    for file in (*(folders["base"] / name for name in base), *(folders["now"] / name for name in now)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
 
 
 @pytest.fixture
@@ -79,4 +87,25 @@ def test_a_file_of_ops_that_the_base_lacks_is_named(codes: dict[Side, Checkout])
     now = replace(codes["now"], plugins=(*(folders["now"] / name for name in ("ops.py", "b/more.py")), Path("/o/a.py")))
     base = replace(codes["base"], plugins=(folders["base"] / "b/more.py", Path("/o/a.py")))
     [sentence] = inquiry._unplugged(base, now)
-    assert sentence.startswith("the base has no ops.py, which --ops names now")
+    new = "main has no ops.py, which --ops names now; "
+    assert sentence == f"{new}if its ops are new, they are compared from the next change on"
+    written(folders, base=("bench.py", "kept.py", "bench.yaml"), now=("kept.py", "ops.py"))
+    [sentence] = inquiry._unplugged(base, now)
+    assert sentence.startswith(f"{new}gone now: bench.py; if that was its name, rename the file in a commit of its own")
+
+
+def test_a_scenario_that_the_base_lacks_is_named_with_what_it_may_have_been(codes: dict[Side, Checkout]) -> None:
+    folders = {side: code.folder or Path() for side, code in codes.items()}
+    repository = Repository(folders["now"].resolve(), ())
+
+    def told() -> str:
+        return inquiry._unheard(folders["now"] / "ci" / "twice.yaml", repository, codes["base"])
+
+    written(folders, now=("ci/twice.yaml",))
+    new = "main has no ci/twice.yaml, so nobody knows which cases and floors it should have; "
+    assert told() == f"{new}if the scenario is new, it is compared from the next change on"
+    written(folders, base=("ci/bench.yaml", "ci/bench.py", "other.yaml"))
+    assert told().startswith(f"{new}gone now: ci/bench.yaml; if that was its name, rename the file in a commit of its")
+    assert "or gate its folder" in told()
+    written(folders, base=tuple(f"ci/{letter}.yaml" for letter in "cdef"))
+    assert "gone now: ci/bench.yaml, ci/c.yaml, ci/d.yaml and 2 more; " in told()

@@ -181,6 +181,10 @@ def test_a_folder_with_a_gate_is_read_and_nothing_else(earlier: Callable[..., Ga
         resuming.load(tmp_path, 0.02, ())
     with pytest.raises(UsageError, match="the waivers aren't as they were"):
         resuming.load(tmp_path, 0.01, (Waiver(("*",), 0.5, "r", "o", "2027-01-01", "w:1"),))
+    # Whether a waiver is new is no part of the file, which is read before the base is asked.
+    waiver = Waiver(("*",), 0.5, "r", "o", "2027-01-01", "w:1")
+    store.write(replace(before, waivers=(replace(waiver, new=True),)), tmp_path / "gate.json")
+    assert resuming.load(tmp_path, 0.01, (waiver,)).waivers[0].new
     for run in (replace(before, mode="stored"), replace(before, cases=())):
         store.write(run, tmp_path / "gate.json")
         with pytest.raises(UsageError, match="no pairs were measured there"):
@@ -194,6 +198,7 @@ def test_a_folder_with_a_gate_is_read_and_nothing_else(earlier: Callable[..., Ga
             with pytest.raises(UsageError, match="holds no gate run") as caught:
                 resuming.load(folder, 0.01, ())
             assert "name a folder with the gate.json of a gate" in caught.value.advice
+            assert folder == tmp_path or caught.value.message.endswith("holds no gate run: No such file or directory")
 
 
 @pytest.mark.parametrize(

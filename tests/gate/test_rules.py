@@ -52,8 +52,10 @@ def test_the_page_about_the_gate_has_every_rule_and_whether_it_may_be_accepted()
 def test_what_may_be_accepted_is_said_and_nothing_else_may() -> None:
     compared = {"missing", "uncompared", "floor", "scenario", "check", "work", "timer", "tail"}
     assert set(acceptable()) == compared | {"code", "measuring", "software"}
-    with pytest.raises(UsageError, match="--accept slower: there is no finding of this name to accept"):
+    with pytest.raises(UsageError, match="--accept slower: what this rule finds can't be accepted") as caught:
         check_accept(["slower"])
+    assert "waivers.yaml or by a larger --margin" in caught.value.advice
+    assert caught.value.advice.endswith(f"allowed: {', '.join(sorted(acceptable()))}")
     with pytest.raises(UsageError) as caught:
         check_accept(["missing", "flor"])
     assert caught.value.advice == "did you mean 'floor'?"

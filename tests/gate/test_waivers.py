@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ waivers:
 """
 
 
-def waiver(cases: str = "prelu/*", loss: float = 0.03, until: str = "2026-12-31", line: int = 2) -> Waiver:
-    return Waiver((cases,), loss, "the new mask", "alice", until, f"waivers.yaml:{line}")
+def waiver(
+    cases: str = "prelu/*", loss: float = 0.03, until: str = "2026-12-31", line: int = 2, new: bool | None = None
+) -> Waiver:
+    return Waiver((cases,), loss, "the new mask", "alice", until, f"waivers.yaml:{line}", new)
 
 
 def judged(*cases: CaseEvidence, of: tuple[Waiver, ...]) -> list[tuple[str, str]]:
@@ -143,6 +146,34 @@ def test_waivers_that_do_nothing_are_notes(lost: Callable[..., CaseEvidence]) ->
         assert severity == "note"
         assert message.startswith("waivers.yaml:2: the waiver of ")
         assert message.endswith(words)
+
+
+def test_a_waiver_whose_case_was_not_compared_is_not_called_needless(lost: Callable[..., CaseEvidence]) -> None:
+    found = replace(lost(0.0), decision=None)
+    [(severity, message)] = judged(found, of=(waiver(),))
+    assert (severity, message.endswith("has no case that was compared with main")) == ("note", True)
+
+
+@pytest.mark.parametrize("loss", [0.02, 0.0])
+def test_a_waiver_that_is_new_since_the_base_is_told_whether_it_is_needed_or_not(
+    lost: Callable[..., CaseEvidence], loss: float
+) -> None:
+    """The commit that loses may allow its own loss."""
+    found = judged(lost(loss), of=(waiver(new=True),))
+    told = "waivers.yaml:2: the waiver of prelu/* (alice) is new since main, which doesn't allow a loss of up to 3.00%"
+    assert ("note", f"{told} until 2026-12-31") in found
+    assert [message.endswith("(alice, waivers.yaml:2, new since main)") for severity, message in found] == (
+        [True, False] if loss else [False, False]
+    )
+    assert ("note", f"{told} until 2026-12-31") in judged(of=(waiver(new=True),)), "though nothing was measured"
+    for old in (False, None):
+        assert "new since" not in str(judged(lost(loss), of=(waiver(new=old),)))
+    assert "new since" not in str(judged(lost(loss), of=(waiver(new=True, until="2026-11-24"),)))
+
+
+def test_where_nobody_knows_which_waivers_are_new_a_note_says_so(lost: Callable[..., CaseEvidence]) -> None:
+    evidence = Evidence("main", (), (lost(0.02),), waivers=(waiver(),), unsure="can't be read", today=TODAY)
+    assert [(f.severity, f.message) for f in waivers.judge(evidence)][1:] == [("note", "can't be read")]
 
 
 def test_a_waiver_fits_a_run_if_it_fits_one_of_its_cases(

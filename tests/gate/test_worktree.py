@@ -280,6 +280,18 @@ def test_an_unknown_revision_is_named_with_what_to_do(top: Path, rev: str) -> No
     assert "fetch-depth: 0" in caught.value.advice
 
 
+def test_a_branch_that_only_the_remote_has_is_suggested(top: Path) -> None:
+    """As in a job of CI, whose clone has no branch of its own but the one that it was made for."""
+    git(top, "update-ref", "refs/remotes/origin/release/2", "main")
+    for rev, near in (
+        ("release/2", "did you mean 'origin/release/2'?"),
+        ("release", "harness gate ci --target"),
+    ):
+        with pytest.raises(UsageError, match="git knows no revision") as caught:
+            Repository.find([]).commit(rev)
+        assert near in caught.value.advice
+
+
 def test_a_revision_without_a_harness_is_refused(top: Path) -> None:
     git(top, "rm", "--quiet", "harness/processes/child.py")
     git(top, "commit", "--quiet", "--message=none")

@@ -49,7 +49,10 @@ BUILDERS = {
 def test_a_compiler_counts_unless_what_it_builds_is_kept_for_both_sides_by_its_content(
     used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, builder: str, counts: bool
 ) -> None:
-    """The side that comes second finds the launcher in C, so it doesn't use a compiler."""
+    """The side that comes second finds the launcher in C, so it doesn't use a compiler.
+
+    The code of a side sets CC, so it's no variable of the job.
+    """
     outside = tmp_path_factory.mktemp("tools")
     compiler = outside / "gcc"
     compiler.write_text("#!/bin/sh\nexit 1\n")
@@ -61,10 +64,37 @@ def test_a_compiler_counts_unless_what_it_builds_is_kept_for_both_sides_by_its_c
         "triton/runtime/build.py": "import subprocess\ndef compile(cc): subprocess.run([cc, 'late.py'])\n",
     })  # fmt: skip
     (top / "build.py").write_text("import os\n" + BUILDERS[builder])
-    path = f"sys.path.append({str(outside / 'site-packages')!r}); watch = UsedFiles([top]); import build"
-    found = used_by(top, path, CC=str(compiler), HARNESS_CACHE=str(outside / "cache"))
+    begun = f"sys.path.append({str(outside / 'site-packages')!r}); watch = UsedFiles([top])"
+    code = f"{begun}; os.environ['CC'] = {str(compiler)!r}; import build"
+    found = used_by(top, code, HARNESS_CACHE=str(outside / "cache"))
     assert (str(compiler) in found) == counts
     assert ("late.py" in found) == (builder != "launcher"), "a source counts, whoever has it compiled"
+
+
+@pytest.mark.parametrize(
+    ("variable", "named", "counts"),
+    [
+        ("CXX", "x86_64-linux-gnu-g++-13", False),
+        ("CC", "clang", False),
+        ("CXX", "link/g++", False),
+        ("CXX", "fast.so", True),
+        ("LD_PATH", "g++", True),
+    ],
+)
+def test_a_compiler_that_the_job_names_by_its_full_path_is_software(
+    used_by: Asking, top: Path, tmp_path_factory: pytest.TempPathFactory, variable: str, named: str, counts: bool
+) -> None:
+    """As one that is found by PATH. Inductor compiles for the CPU by what CXX says."""
+    outside = tmp_path_factory.mktemp("tools")
+    (outside / "there").mkdir()
+    (outside / "link").symlink_to("there")
+    compiler = outside / named
+    compiler.write_text("#!/bin/sh\nexit 0\n")
+    compiler.chmod(0o700)
+    code = f"import subprocess; subprocess.run([{str(compiler)!r}, 'late.py'])"
+    found = used_by(top, code, **{variable: str(compiler)})
+    assert (str(compiler.resolve()) in found) == counts
+    assert "late.py" in found
 
 
 def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(

@@ -15,8 +15,8 @@ _ADVICE = (
     "by a folder in the repository; if this code didn't change: --accept code"
 )
 _BUILD = (
-    "build it for both sides: --prepare CMD runs once in the folder of each, {root}; if no time depends on it: "
-    "--accept code"
+    "build it for both sides: --prepare CMD runs once in the folder of each, {root}; commit it if nothing builds it; "
+    "if no time depends on it: --accept code"
 )
 
 _NAME = (

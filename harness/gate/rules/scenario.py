@@ -24,7 +24,7 @@ _Key = tuple[str, str, str]
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Failures where the scenarios ask for less; undecided where what the base asks for isn't known."""
     for why in evidence.untold:
-        advice = "name a later base, or read what changed in the scenario yourself: --accept scenario"
+        advice = "read yourself what changed in the scenario: --accept scenario; or name a later base"
         yield Finding("scenario", "undecided", why, advice)
     yield from _floors(evidence)
     yield from _roles(evidence)

@@ -32,7 +32,7 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
             times = math.exp(-decision.estimate)
             long = f", it takes {times:.2f} times as long" if times >= _FAR else ""
             message = f"{estimate} slower than {base}{long} ({what}), more than {limit}"
-            advice = f"look at what changed in {found.case.op}, or allow it with --margin"
+            advice = f"look at what changed in {found.case.op}; or allow it by a waiver in waivers.yaml or by --margin"
             yield Finding("slower", "failure", message, advice, found.case, _TIMES)
         # The rule `calibration` says why a case that is too noisy is undecided: more pairs wouldn't help.
         case "inconclusive" if not found.too_noisy:
@@ -52,6 +52,6 @@ def _more(decision: Decision) -> str:
         return "pairs can't tell such a loss from noise: calibrate, end other work on the machine, or raise --margin"
     pairs = f"{count} or more" if count >= TELL_MOST else f"about {count}"
     return (
-        f"{pairs} pairs would decide: go on with --resume FOLDER --pairs {count} (stored runs: --repeat); "
-        "end other work on the machine, or raise --margin"
+        f"{pairs} pairs would decide: give the same command with --resume FOLDER --pairs {count}, FOLDER being this "
+        f"gate's (stored runs: measure each with --repeat {count}); or end other work on the machine, or raise --margin"
     )

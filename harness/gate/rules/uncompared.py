@@ -25,13 +25,30 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     findings = [found for case in evidence.cases if case not in together if (found := _judge(case, evidence.base))]
     findings += [_all_too_few(together)] if together else []
     yield from findings
-    if any(finding.severity == "undecided" for finding in findings):
+    # Where a case is worse, the rule 'wrong' says why it has no times, and nobody can accept that.
+    if any(f.severity == "undecided" for f in findings) or any(
+        is_worse(f.base, f.now) for f in evidence.cases if f.base
+    ):
         return
     if not any(found.decision and not found.control and evidence.is_ours(found.case) for found in evidence.cases):
-        count = len(evidence.cases)
-        message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
-        advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
-        yield Finding("uncompared", "undecided", message, advice)
+        yield _none(evidence)
+
+
+def _none(evidence: Evidence) -> Finding:
+    """The finding about a gate that compared no case of ours: with what to do, by why there was none."""
+    count = len(evidence.cases)
+    message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
+    advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
+    if not any(found.base and found.now for found in evidence.cases):
+        if any(found.now for found in evidence.cases):
+            message += f": {evidence.base} has none of the cases that there are now"
+            advice = (
+                "if they are new, they are compared from the next change on; let this one pass: --accept uncompared"
+            )
+        elif evidence.cases:
+            message += f": all that {evidence.base} has are gone"
+            advice = "bring back a case; if all should go, so should the command that gates them"
+    return Finding("uncompared", "undecided", message, advice)
 
 
 def _judge(found: CaseEvidence, base: str) -> Finding | None:

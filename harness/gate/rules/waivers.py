@@ -1,8 +1,9 @@
-"""Rule: a loss that a waiver covers passes, and is told. So is a waiver that has expired, or that nothing needs.
+"""Rule: a loss that a waiver covers passes, and is told. So is a waiver that is new, has expired, or isn't needed.
 
 A waiver raises the margin of its cases before anything is decided, so it covers times alone, up to its largest loss.
 A waiver that expired or isn't needed makes a note, which changes no exit code: the times of the cases decide, and a
-case whose waiver has expired fails by its own margin.
+case whose waiver has expired fails by its own margin. A waiver that is new since the base makes a note, too: the
+commit that loses may be the one that allows the loss.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from harness.gate.waiving import waiver_of
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """An accepted finding for each case that passes by its waiver, and a note for each waiver that nothing needs."""
+    """An accepted finding for each case that passes by its waiver, and notes: what is new, and what nothing needs."""
     needed: set[Waiver] = set()
     for found in evidence.cases:
         waiver = waiver_of(evidence.waivers, found.case.id, evidence.today)
@@ -25,7 +26,11 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             needed.add(waiver)
             if found.decision.outcome == "ok":
                 yield _waived(found, found.decision, waiver, evidence.base)
+    if evidence.unsure:
+        yield Finding("waivers", "note", evidence.unsure, "read yourself what the change does to the file")
     for waiver in evidence.waivers:
+        if waiver.new and waiver.until >= evidence.today:
+            yield _new(waiver, evidence.base)
         # Where nothing was measured, nobody knows what is needed.
         if waiver not in needed and (evidence.cases or waiver.until < evidence.today):
             yield _idle(waiver, evidence)
@@ -41,17 +46,29 @@ def _waived(found: CaseEvidence, decision: Decision, waiver: Waiver, base: str) 
     bounds = f"{decision.pairs} pairs, {units.change(share(decision.low))} at worst"
     message = (
         f"{change} against {base} ({bounds}), waived: a loss of up to {most} passes until {waiver.until}, "
-        f"since {waiver.reason} ({waiver.owner}, {waiver.place})"
+        f"since {waiver.reason} ({waiver.owner}, {waiver.place}{f', new since {base}' if waiver.new else ''})"
     )
     return Finding("waivers", "accepted", message, "", found.case, ("base", "now"))
 
 
+def _new(waiver: Waiver, base: str) -> Finding:
+    allowed = f"a loss of up to {units.percent(waiver.largest_loss, 2)} until {waiver.until}"
+    text = f"{_named(waiver)} is new since {base}, which doesn't allow {allowed}"
+    return Finding("waivers", "note", text, "see that whoever reviews the change agrees with its reason")
+
+
 def _idle(waiver: Waiver, evidence: Evidence) -> Finding:
-    about = f"{waiver.place}: the waiver of {', '.join(waiver.cases)} ({waiver.owner})"
+    named = [found for found in evidence.cases if waiver.names(found.case.id)]
     if waiver.until < evidence.today:
         text, advice = f"expired on {waiver.until}, and covers nothing", "remove it, or agree on a new day"
-    elif not any(waiver.names(found.case.id) for found in evidence.cases):
+    elif not named:
         text, advice = "fits no case of this run", "if none of its cases exists any more, remove it"
+    elif not any(found.decision for found in named):
+        text, advice = f"has no case that was compared with {evidence.base}", "read why, beside the cases"
     else:
         text, advice = f"isn't needed against {evidence.base}", "if its cases are as fast as they should be, remove it"
-    return Finding("waivers", "note", f"{about} {text}", advice)
+    return Finding("waivers", "note", f"{_named(waiver)} {text}", advice)
+
+
+def _named(waiver: Waiver) -> str:
+    return f"{waiver.place}: the waiver of {', '.join(waiver.cases)} ({waiver.owner})"

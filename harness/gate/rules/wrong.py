@@ -21,7 +21,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _judge(found: CaseEvidence, base: str, after: str) -> Iterator[Finding]:
     before = complaint(found.base)
-    advice = f"run it alone: harness run ... --only '{found.case.id}'"
+    advice = f"run it alone: harness run SCENARIO --only '{found.case.id}', with the --ops of this gate if it has any"
     if is_doubtful(found.now) and (not found.base or is_worse(found.base, found.now)):
         advice = f"run the gate again, with nothing else on the machine; if it stays so, {advice}"
         yield Finding("wrong", "undecided", after, advice, found.case, ("now",))

@@ -21,6 +21,7 @@ from harness.report.gate.content import (
     rows,
     table,
     told,
+    waivers,
 )
 from harness.report.tree import Block, CommandLine, Facts, Figure, Items, Note, Page, Section, Terms
 from harness.units import plural
@@ -88,7 +89,7 @@ def _facts(run: GateRun) -> Facts:
         "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
         "started": run.started,
         **({"goes on from": f"the pairs of {run.continues}"} if run.continues else {}),
-        **({"waivers": ", ".join(f"{w.place} until {w.until}" for w in run.waivers)} if run.waivers else {}),
+        **({"waivers": waivers(run)} if run.waivers else {}),
         "took": units.seconds(run.seconds, 3),
     }
     return Facts(tuple(facts.items()))
@@ -123,7 +124,9 @@ def _told(run: GateRun) -> Iterator[Note]:
     for finding in findings(run):
         if finding.severity != "note":
             yield note(finding)
-    notes = [f"note ({finding.rule}) {told(finding)}" for finding in findings(run) if finding.severity == "note"]
+    # Somebody has to do something about a waiver, so its notes aren't those that the terminal leaves out.
+    listed = sorted((f for f in findings(run) if f.severity == "note"), key=lambda finding: finding.rule != WAIVERS)
+    notes = [f"note ({finding.rule}) {told(finding)}" for finding in listed]
     for text in limited(notes, _MOST_NOTES, "note: and {} more, see gate.md"):
         yield Note(text)
     word, meaning = ending(run)

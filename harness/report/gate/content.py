@@ -10,6 +10,7 @@ from harness import units
 from harness.errors import Exit
 from harness.gate.offsets import ASSUMED
 from harness.gate.records import GRAVITY, CaseEvidence, Decision, Finding, GateRun, Revision, Severity, Stage, share
+from harness.gate.waiving import waiver_of
 from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
 from harness.units import plural
 
@@ -150,9 +151,19 @@ def accepted(run: GateRun) -> str:
 
 
 def waived(run: GateRun) -> str:
-    """What waivers let pass, as the end of a sentence: '; waived: 2 cases'."""
-    count = sum(finding.rule == WAIVERS and finding.severity == "accepted" for finding in run.findings)
-    return f"; waived: {plural(count, 'case')}" if count else ""
+    """What waivers let pass, as the end of a sentence: '; waived: 2 cases, 1 by a waiver that is new since main'."""
+    passed = [f.case for f in run.findings if f.rule == WAIVERS and f.severity == "accepted" and f.case]
+    by = [waiver_of(run.waivers, case.id, run.started[:10]) for case in passed]
+    new = sum(bool(waiver and waiver.new) for waiver in by)
+    more = f", {new} by a waiver that is new since {run.base.label}" if new else ""
+    return f"; waived: {plural(len(passed), 'case')}{more}" if passed else ""
+
+
+def waivers(run: GateRun) -> str:
+    """Where the waivers stand, until when they hold, and which are new since the base; '' where there are none."""
+    return ", ".join(
+        f"{each.place} until {each.until}{f' (new since {run.base.label})' if each.new else ''}" for each in run.waivers
+    )
 
 
 def revision(side: Revision) -> str:

@@ -53,6 +53,7 @@ def test_what_the_base_does_not_have_leaves_it_undecided() -> None:
     [finding] = code.judge(Evidence("main", (), (), used=used))
     assert (finding.severity, finding.message.endswith(": mykern/_fast.so")) == ("undecided", True)
     assert "--prepare" in finding.advice
+    assert "commit it if nothing builds it" in finding.advice
 
 
 def test_what_only_the_place_of_a_side_or_a_filter_of_git_decides_leaves_it_undecided() -> None:

@@ -133,7 +133,7 @@ def test_a_scenario_that_only_the_base_can_load_fails() -> None:
     [finding] = missing.judge(Evidence("main", (), (), broken=(broken,)))
     assert (finding.severity, finding.case) == ("failure", None)
     assert "ci.yaml:3: op: no op is named 'prelu'" in finding.message
-    assert finding.advice.startswith("main can load it")
+    assert finding.advice == "main can load it: correct these lines of the scenario, or bring back what they name"
     problems = tuple(Problem(f"ci.yaml:{line}", "no") for line in range(1, 5))
     [finding] = missing.judge(Evidence("main", (), (), broken=(Broken("ci.yaml", problems),)))
     assert finding.message == "ci.yaml can't be loaded any more: ci.yaml:1: no; ci.yaml:2: no; ci.yaml:3: no"
@@ -159,6 +159,82 @@ def test_a_gate_that_compared_no_case_of_ours_is_undecided(
     scenario = Scenario("s", "t", "prelu", tuple(found.case.id for found in cases), roles=(("eager", "baseline"),))
     whole = [f for f in uncompared.judge(Evidence("main", (scenario,), cases)) if f.case is None]
     assert [(f.severity, MESSAGE in f.message) for f in whole] == [("undecided", True)]
+
+
+GONE, NEW = {"now": ()}, {"base": ()}
+
+
+@one_test(
+    ("before", "after", "told"),
+    [
+        (
+            ("a/plain", "a/tuned"),
+            ("b/plain", "b/tuned", "b/fast"),
+            "the op 'a' of main is gone, and 'b' is new with the",
+        ),
+        (("a/plain",), ("a/simple",), "the variant 'a/plain' of main is gone, and 'a/simple' is new with the same 2"),
+        (("a/plain", "a/tuned"), ("b/plain",), ""),  # not all of the cases have the like
+        (("a/plain",), ("b/plain", "c/plain"), ""),  # which of both nobody knows
+        (("a/plain",), ("b/simple",), ""),
+        (("a/plain",), (), ""),
+        ((), ("b/plain",), ""),
+    ],
+)
+def test_a_name_that_is_gone_is_told_with_the_new_one_and_how_to_rename(
+    case: Callable[..., Case],
+    evidence: Callable[..., CaseEvidence],
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    told: str,
+) -> None:
+    def found(names: tuple[str, ...], side: dict[str, Any]) -> list[CaseEvidence]:
+        sizes = ((name.partition("/"), n) for name in names for n in (8, 9))
+        return [evidence(None, of=case(variant, op, n), pairs=(), **side) for (op, _, variant), n in sizes]
+
+    cases = (*found(before, GONE), *found(after, NEW))
+    findings = [f for f in missing.judge(Evidence("main", (), cases)) if f.case is None]
+    assert [(f.severity, f.message.startswith(told)) for f in findings] == ([("failure", True)] if told else [])
+    for finding in findings:
+        assert finding.advice.endswith("in a commit of its own, with --accept missing --accept uncompared")
+    compared = (*cases, evidence("ok", of=case(op="other")))
+    for finding in [f for f in missing.judge(Evidence("main", (), compared)) if f.case is None]:
+        assert finding.advice.endswith("in a commit of its own, with --accept missing")
+
+
+def test_a_name_that_both_sides_have_is_no_new_name(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """A case that the base's machine couldn't run isn't gone, either."""
+    old, new = case("plain", "a", 8), case("plain", "b", 8)
+    kept = evidence("ok", of=case("plain", "b", 9))
+    gone, come = evidence(None, of=old, pairs=(), **GONE), evidence(None, of=new, pairs=(), **NEW)
+    assert [f.case for f in missing.judge(Evidence("main", (), (gone, come, kept)))] == [old]
+    never = evidence(None, of=old, pairs=(), base=(measured(of=old, **UNSUPPORTED),), now=())
+    assert [f.case for f in missing.judge(Evidence("main", (), (never, come)))] == [old]
+
+
+def test_a_gate_whose_sides_have_no_case_in_common_says_so(evidence: Callable[..., CaseEvidence]) -> None:
+    new, gone = evidence(None, pairs=(), **NEW), evidence(None, pairs=(), **GONE)
+    for cases, message, advice in (
+        ((new, gone), ": main has none of the cases that there are now", "they are compared from the next change on"),
+        ((new, evidence("ok", control=True)), "(2 cases in all)", "see that both sides can measure the scenario"),
+        ((gone,), ": all that main has are gone", "bring back a case"),
+        ((), "(0 cases in all)", "see that both sides can measure the scenario"),
+    ):
+        [whole] = [f for f in uncompared.judge(Evidence("main", (), cases)) if f.case is None]
+        assert whole.message.endswith(message)
+        assert advice in whole.advice
+
+
+def test_a_gate_whose_only_case_is_wrong_now_is_not_told_to_accept_that_nothing_was_compared(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """The rule 'wrong' fails it, and what that rule finds can't be accepted."""
+    cases = (evidence(None, pairs=(), now=(measured(**WRONG),) * 3),)
+    assert list(uncompared.judge(Evidence("main", (), cases))) == []
+    assert [f.severity for f in wrong.judge(Evidence("main", (), cases))] == ["failure"]
+    both = (evidence(None, pairs=(), base=(measured(**WRONG),) * 3, now=(measured(**WRONG),) * 3),)
+    assert [f.severity for f in uncompared.judge(Evidence("main", (), both))] == ["undecided"]
 
 
 def test_one_case_of_ours_is_enough_to_have_compared_something(

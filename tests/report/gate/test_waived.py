@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -35,6 +36,26 @@ def test_a_case_that_passes_by_its_waiver_is_called_so_and_the_last_line_counts_
     assert row.verdict == "waived"
     assert content.ending(run) == ("passed", "no case of ours lost more than its margin; waived: 1 case")
     assert run.exit == 0
+
+
+def test_a_waiver_that_is_new_is_called_so_in_the_last_line_on_the_page_and_in_junit(
+    run: GateRun, tmp_path: Path
+) -> None:
+    new = replace(run, waivers=(replace(WAIVERS[0], new=True), replace(WAIVERS[1], new=False)))
+    assert content.ending(new)[1].endswith("; waived: 1 case, 1 by a waiver that is new since origin/main")
+    told = "waivers.yaml:2 until 2027-03-31 (new since origin/main), waivers.yaml:9 until 2025-12-31"
+    assert told in markdown.page(new)
+    [path] = junit.write(new, tmp_path)
+    assert f'<property name="waivers" value="{told}" />' in path.read_text()
+    unused = replace(new, waivers=(WAIVERS[0], replace(WAIVERS[1], new=True)))
+    assert content.ending(unused)[1].endswith("; waived: 1 case")
+
+
+def test_the_terminal_leaves_out_other_notes_before_those_about_waivers(run: GateRun) -> None:
+    many = tuple(Finding("code", "note", f"n{number}") for number in range(20))
+    screen = str(build.screen(replace(run, findings=(*many, *run.findings))))
+    assert "expired on 2025-12-31" in screen
+    assert "n19" not in screen
 
 
 def test_annotations_are_beside_the_line_of_the_waiver(run: GateRun) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from harness.gate.records import Finding, GateRun, Severity
-from harness.report.gate.content import WAIVERS, CaseRow, findings, revision, rows, table, told
+from harness.report.gate.content import WAIVERS, CaseRow, findings, revision, rows, table, told, waivers
 from harness.report.text import as_text
 
 _ELEMENTS: dict[Severity, str] = {
@@ -46,8 +46,7 @@ def suite(run: GateRun) -> ET.Element:
     made.set("timestamp", run.started.partition("+")[0])
     properties = ET.SubElement(made, "properties")
     facts = {"base": revision(run.base), "now": revision(run.now), "machine": run.machine.name, "seed": str(run.seed)}
-    waivers = ", ".join(f"{each.place} until {each.until}" for each in run.waivers)
-    more = {"repository": run.now.repository, "accepted": ", ".join(run.accept), "waivers": waivers}
+    more = {"repository": run.now.repository, "accepted": ", ".join(run.accept), "waivers": waivers(run)}
     facts |= {name: value for name, value in more.items() if value}
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=clean(value))

@@ -176,7 +176,7 @@ def test_plans_of_one_s_own_kernel_are_listed_with_what_the_compiler_says() -> N
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "row_sum/tuned/float32/M64-N64: 6 plans to time, 0 left out"
+    assert lines[0] == "row_sum/tuned/float32/M64-N64: 6 plans to time, 18 refused, 0 left out"
     names = ["threads256.each1", *(f"threads32.each{each}" for each in (1, 2, 4, 8)), "threads64.each1"]
     assert [line.split()[0] for line in lines[2:8]] == names
     assert [int(line.split()[2]) for line in lines[2:8]] == [

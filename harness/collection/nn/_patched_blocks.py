@@ -82,7 +82,7 @@ def dropout_and_add(dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
 
 def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """A linear layer, dropout, and the addition of a residual, which is rounded to the type of the product."""
-    if not (is_plain(dense, nn.Linear) and is_plain(dropped, nn.Dropout)):
+    if not (is_plain(dense, nn.Linear) and is_plain(dropped, nn.Dropout)) or dense.bias is None:
         return dropout_and_add(dropped, dense(x), residual)
     product = functional.linear(x, dense.weight)
     if residual.shape != product.shape:

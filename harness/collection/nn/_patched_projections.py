@@ -107,15 +107,24 @@ def _called_with_one_input(wrapped: Any) -> _Group | None:
 
 def _is_all(forward: Any, tree: ast.FunctionDef) -> bool:
     """Whether the source of a forward alone is what runs: it shows all wrappers, and no class has made other names."""
+    if inspect.unwrap(forward).__code__.co_freevars:
+        return False
     wrappers = 0
     while hasattr(forward, "__wrapped__"):
         forward, wrappers = forward.__wrapped__, wrappers + 1
     alone = compile(ast.Module([tree], []), "", "exec").co_consts
-    code = next(one for one in alone if isinstance(one, types.CodeType) and one.co_name == tree.name)
-    # Codes differ a little where they do the same: a compiler knows which names of a file are imported.
-    names = ("co_names", "co_varnames", "co_freevars")
-    same = all(getattr(code, one) == getattr(forward.__code__, one) for one in names)
+    codes = (one for one in alone if isinstance(one, types.CodeType) and one.co_name == tree.name)
+    # Only names: codes that do the same differ, since a compiler knows which names of a file are imported.
+    same = any(_names_of(one) == _names_of(forward.__code__) for one in codes)
     return same and wrappers <= len(tree.decorator_list)
+
+
+def _names_of(code: types.CodeType) -> Any:
+    return (
+        code.co_names,
+        code.co_varnames,
+        [_names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)],
+    )
 
 
 def _calls(statement: ast.stmt, own: str) -> list[tuple[str, str]]:

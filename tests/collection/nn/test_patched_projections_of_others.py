@@ -245,3 +245,16 @@ def test_a_try_leaves_no_trace():
     assert not calls
     assert not model.seen
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_a_forward_that_counts_in_a_function_around_it_stays():
+    count = 0
+
+    class Local(Pair):
+        def forward(self, hidden):
+            nonlocal count
+            query, key = self.query(hidden), self.key(hidden)
+            count += 1
+            return query * key
+
+    assert not ours.patch(Local()).swapped

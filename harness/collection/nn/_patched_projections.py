@@ -153,7 +153,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def _why_not(module: Any, group: _Group) -> str:
-    """Why they aren't joined, by a try of both forwards with parts of one tensor for what they give; '' if they are."""
+    """Why they aren't joined, by a try of both forwards, the new one with parts of one tensor; '' if they are."""
     layers = [module._modules[one] for one in group.names]
     if len({(one.in_features, one.bias is None, one.weight.dtype, one.weight.device) for one in layers}) > 1:
         return "their inputs, biases or types differ"
@@ -165,12 +165,13 @@ def _why_not(module: Any, group: _Group) -> str:
     try:
         made = []
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-            for one in (forward, _rewritten(forward, group)):
-                tried = _without_trace(module, dict(zip(layers, y.clone().split(sizes, -1), strict=True)))
+            parts = y.split(sizes, -1)
+            for one, gives in (forward, [part.contiguous() for part in parts]), (_rewritten(forward, group), parts):
+                tried = _without_trace(module, dict(zip(layers, gives, strict=True)))
                 _generator(device).manual_seed(1)
                 with torch.autocast(device.type, enabled=False):
                     made.append(_pytree.tree_leaves(one(tried, x)))
-        torch.testing.assert_close(*made)
+        torch.testing.assert_close(*made, check_stride=True)  # a caller may ask for a view
     except Exception as error:  # whatever else somebody's forward wants, or it can't take parts
         return f"its forward can't be tried with parts of one product: {type(error).__name__}"
     return ""

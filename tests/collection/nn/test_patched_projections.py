@@ -272,6 +272,13 @@ class Merging(Attention):
         return query * key
 
 
+class Giving(Attention):
+    """A caller may want a view of what it gives, which a part of one product hasn't."""
+
+    def forward(self, hidden):
+        return self.query(hidden), self.key(hidden), self.value(hidden)
+
+
 class Wanting(Attention):
     def forward(self, hidden, mask):
         query = self.query(hidden)
@@ -289,6 +296,7 @@ class Uneven(Attention):
     ("kind", "why"),
     [
         (Merging, "its forward can't be tried with parts of one product: RuntimeError"),
+        (Giving, "its forward can't be tried with parts of one product: AssertionError"),
         (Wanting, "its forward can't be tried with parts of one product: TypeError"),
         (Uneven, "their inputs, biases or types differ"),
     ],

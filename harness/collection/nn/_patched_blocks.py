@@ -82,7 +82,7 @@ def dropout_and_add(dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
 
 def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> Tensor:
     """A linear layer, dropout, and the addition of a residual, which is rounded to the type of the product."""
-    if not (is_plain(dense, nn.Linear) and is_plain(dropped, nn.Dropout)):
+    if not (is_plain(dense, nn.Linear) and is_plain(dropped, nn.Dropout)) or dense.bias is None:
         return dropout_and_add(dropped, dense(x), residual)
     product = functional.linear(x, dense.weight)
     if residual.shape != product.shape:
@@ -91,9 +91,10 @@ def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> 
 
 
 def is_plain(module: Any, kind: type) -> bool:
-    """Whether a module is torch's or ours of this kind, and nobody watches it."""
+    """Whether a module is torch's or ours of this kind, with its own forward, and nobody watches it."""
     own = type(module)
-    return (own is kind or (own.__base__ is kind and getattr(own, "is_ours", False))) and not is_watched(module)
+    is_kind = own is kind or (own.__base__ is kind and getattr(own, "is_ours", False))
+    return is_kind and not is_watched(module) and "forward" not in module.__dict__
 
 
 # ---- Where they fit.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import types
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from torch.utils import _pytree
 
 from harness.collection.nn._patched_blocks import is_plain
 from harness.collection.nn._patched_compiled import autocast_halves
-from harness.collection.nn._patched_modules import HALVES, Found, bare, swap, untouchable, why_changed
+from harness.collection.nn._patched_modules import HALVES, HOOKS, Found, swap, untouchable
 from harness.collection.nn._traceable import source_of
 
 _MAYBE = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
@@ -44,27 +45,29 @@ def projections(model: nn.Module) -> Iterator[Found]:
     """Swap forwards that call such layers; say why some stay."""
     for name, module in list(model.named_modules()):
         kind: Any = type(module)
-        group = _called_with_one_input(kind)
+        group = _called_with_one_input(kind.forward)
         if group is None or not all(type(module._modules.get(one)) is nn.Linear for one in group.names):
             continue
         was = f"{kind.__name__} with {', '.join(group.names)}"
         if why := untouchable(module) or _why_not(module, group):
             yield name, was, why, None
         else:
-            yield name, was, "one product", swap(module, _rewritten(kind, group))
+            yield name, was, "one product", swap(module, _rewritten(kind.forward, group))
 
 
 def one_product(input: Tensor, *layers: Any) -> tuple[Tensor, ...]:
     """What linear layers give for one input: parts of one product, or a product each."""
     halves = autocast_halves(input.device.type) if torch.compiler.is_compiling() else None
     fits = halves is not None and (input.dtype == torch.float32 or input.dtype in HALVES)
-    if not fits or not all(is_plain(one, nn.Linear) and _is_float32(one.weight) for one in layers):
+    fits = fits and all(is_plain(one, nn.Linear) and _is_float32(one.weight) for one in layers)
+    if not fits or len({one.bias is None for one in layers}) > 1:
         return tuple(one(input) for one in layers)
     weight = torch.cat([one.weight.to(halves) for one in layers])
     bias = None if layers[0].bias is None else torch.cat([one.bias.to(halves) for one in layers])
     y = functional.linear(input, weight, bias)
-    # Not Tensor.split: it is of Python, and torch's cache of compiled code takes no graph with it.
-    made: tuple[Tensor, ...] = torch.split_with_sizes(y, [len(one.weight) for one in layers], -1)
+    # Not Tensor.split: it is of Python, and torch's cache of compiled code takes no graph with it. The parts don't
+    # overlap, and of an unsafe split the forward may change them in place.
+    made: tuple[Tensor, ...] = torch.unsafe_split_with_sizes(y, [len(one.weight) for one in layers], -1)
     return made
 
 
@@ -77,14 +80,14 @@ def _is_float32(weight: Any) -> bool:
 
 
 @cache
-def _called_with_one_input(kind: Any) -> _Group | None:
+def _called_with_one_input(wrapped: Any) -> _Group | None:
     """What a forward calls with the same argument, in statements that follow each other.
 
     Each is called once, whatever the arguments are, and used for nothing else. Of several such groups the first.
     """
-    forward: Any = inspect.unwrap(kind.forward)
-    tree = None if hasattr(kind.forward, "is_rewritten") else source_of(forward)
-    if tree is None or forward.__code__.co_freevars or not tree.args.args:
+    forward: Any = inspect.unwrap(wrapped)
+    tree = source_of(forward)
+    if tree is None or not _is_all(wrapped, tree) or not tree.args.args:
         return None
     own, *arguments = (one.arg for one in (*tree.args.posonlyargs, *tree.args.args))
     nodes = [*ast.walk(tree)]
@@ -102,10 +105,33 @@ def _called_with_one_input(kind: Any) -> _Group | None:
     return next((one for one in groups if one.argument and len(one.names) > 1), None)
 
 
+def _is_all(forward: Any, tree: ast.FunctionDef) -> bool:
+    """Whether the source of a forward alone is what runs: it shows all wrappers, and no class has made other names."""
+    if inspect.unwrap(forward).__code__.co_freevars:
+        return False
+    wrappers = 0
+    while hasattr(forward, "__wrapped__"):
+        forward, wrappers = forward.__wrapped__, wrappers + 1
+    alone = compile(ast.Module([tree], []), "", "exec").co_consts
+    codes = (one for one in alone if isinstance(one, types.CodeType) and one.co_name == tree.name)
+    # Only names: codes that do the same differ, since a compiler knows which names of a file are imported.
+    same = any(_names_of(one) == _names_of(forward.__code__) for one in codes)
+    return same and wrappers <= len(tree.decorator_list)
+
+
+def _names_of(code: types.CodeType) -> Any:
+    return (
+        code.co_names,
+        code.co_varnames,
+        [_names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)],
+    )
+
+
 def _calls(statement: ast.stmt, own: str) -> list[tuple[str, str]]:
     """What a statement always calls as `self.child(argument)`, in order: the child and the argument."""
     nodes = [*ast.walk(statement)]
-    if not isinstance(statement, ast.Assign | ast.Return) or any(isinstance(one, _MAYBE) for one in nodes):
+    stores = any(isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store) for one in nodes)  # in the argument
+    if stores or not isinstance(statement, ast.Assign | ast.Return) or any(isinstance(one, _MAYBE) for one in nodes):
         return []
     calls: list[Any] = sorted((one for one in nodes if _is_call(one, own)), key=_place)
     return [(one.func.attr, one.args[0].id) for one in calls]
@@ -127,30 +153,37 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def _why_not(module: Any, group: _Group) -> str:
-    """Why they aren't joined, by a try of both forwards with parts of one tensor for what they give; '' if they are."""
+    """Why they aren't joined, by a try of both forwards, the new one with parts of one tensor; '' if they are."""
     layers = [module._modules[one] for one in group.names]
     if len({(one.in_features, one.bias is None, one.weight.dtype, one.weight.device) for one in layers}) > 1:
         return "their inputs, biases or types differ"
-    kind: Any = type(module)
-    tried, given = bare(module), layers[0].weight
-    x, y = (_spread(given, size) for size in (layers[0].in_features, sum(one.out_features for one in layers)))
-    parts = y.split([one.out_features for one in layers], -1)
-    gives = {name: _Gives(part) for name, part in zip(group.names, parts, strict=True)}
-    tried.__dict__["_modules"] = {**module._modules, **gives}
-    tried.training = False
+    forward: Any = type(module).forward
+    given = layers[0].weight
     device = given.device
+    sizes = [one.out_features for one in layers]
+    x, y = _spread(given, layers[0].in_features), _spread(given, sum(sizes))
     try:
         made = []
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-            for forward in (kind.forward, _rewritten(kind, group)):
+            parts = y.split(sizes, -1)
+            for one, gives in (forward, [part.contiguous() for part in parts]), (_rewritten(forward, group), parts):
+                tried = _without_trace(module, dict(zip(layers, gives, strict=True)))
                 _generator(device).manual_seed(1)
                 with torch.autocast(device.type, enabled=False):
-                    made.append(_pytree.tree_leaves(forward(tried, x)))
-        torch.testing.assert_close(*made)
+                    made.append(_pytree.tree_leaves(one(tried, x)))
+        torch.testing.assert_close(*made, check_stride=True)  # a caller may ask for a view
     except Exception as error:  # whatever else somebody's forward wants, or it can't take parts
         return f"its forward can't be tried with parts of one product: {type(error).__name__}"
-    tried.__dict__["_modules"] = module._modules
-    return why_changed(tried, module)
+    return ""
+
+
+def _without_trace(module: nn.Module, gives: dict[nn.Module, Tensor]) -> Any:
+    """A copy with the same weights and no hooks, in which layers give these parts. The module sees no call of it."""
+    same = {id(one): one for one in module.parameters()}
+    made = copy.deepcopy(module, {**same, **{id(layer): _Gives(part) for layer, part in gives.items()}})
+    for one in made.modules():
+        vars(one).update(training=False, **{name: {} for name in HOOKS})
+    return made
 
 
 def _spread(like: Tensor, size: int) -> Tensor:
@@ -177,9 +210,9 @@ class _Gives(nn.Module):
 
 
 @cache
-def _rewritten(kind: Any, group: _Group) -> Any:
-    """The forward of a class, decorators and all, in which `one_product` makes what these layers give."""
-    forward: Any = inspect.unwrap(kind.forward)
+def _rewritten(wrapped: Any, group: _Group) -> Any:
+    """A forward, decorators and all, in which `one_product` makes what these layers give."""
+    forward: Any = inspect.unwrap(wrapped)
     tree: Any = copy.deepcopy(source_of(forward))  # it is shared
     own, argument, first, names = group
     targets = ", ".join(f"{_OURS}_{name}" for name in names)

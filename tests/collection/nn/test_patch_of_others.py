@@ -180,6 +180,21 @@ def test_a_module_that_is_replaced_after_the_patch_is_called():
     same(model, plain)
 
 
+@one_test("name", ["bn", "relu", "dense", "dropout"])
+def test_a_forward_that_a_module_gets_after_the_patch_is_called(name):
+    model, plain = patched()
+    for one in (model, plain):
+        module = one.get_submodule(name)
+        module.forward = lambda x, inner=module.forward: inner(x) + 3
+    same(model, plain)
+
+
+def test_a_layer_that_loses_its_bias_after_the_patch_has_none():
+    model, plain = patched()
+    model.dense.bias = plain.dense.bias = None
+    same(model, plain)
+
+
 @pytest.mark.parametrize("change", [{"track_running_stats": False}, {"momentum": None}, {"training": False}])
 def test_a_setting_of_batch_norm_that_is_changed_after_the_patch_counts(change):
     model, plain = patched()

@@ -8,6 +8,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import prune
 
 from harness import nn as ours
@@ -222,8 +223,39 @@ def test_a_wrapper_that_the_source_does_not_show_stays(monkeypatch):
     assert len(calls) == 1
 
 
+class Drawing(Pair):
+    """It draws in eval(), too, by a function that has a kernel of ours."""
+
+    def forward(self, hidden):
+        query = self.query(hidden)
+        key = self.key(hidden)
+        return functional.dropout(query, 0.5) * key
+
+
+def test_a_forward_that_draws_and_calls_functions_has_both_swapped():
+    model = Drawing()
+    done = ours.patch(model)
+    assert [one.now for one in done.swapped] == ["one product", "the same functions of nn"]
+    done.undo()
+    assert type(model) is Drawing
+
+
+def test_weights_in_halves_are_not_copied_into_one():
+    model, names = Pair().bfloat16(), []
+    ours.patch(model)
+
+    def recorded(graph, _inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, backend=recorded, fullgraph=True)(X)
+    assert not any("cat" in name for name in names)
+    assert sum("linear" in name for name in names) == 2
+
+
 class Normed(Pair):
-    """Of as many channels as a try has rows."""
+    """A norm of as many channels as a try has rows."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,7 @@
 """The committed runs by case, for the scripts that write pages from them.
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED, and runs FOR_ROWS.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED, COUNTED and BESIDE, and for runs
+FOR_ROWS.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FOR_ROWS = "row_"
 """How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""
+BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds")
+"""Runs of some rungs in one process, beside a run in three. A case is taken from them only if no other run has it."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""
@@ -112,7 +115,7 @@ class Runs:
         names = [name for name in every if name not in SKIPPED and not name.startswith(FOR_ROWS)]
         loaded = sorted(
             ((known_cases.load(folder / name), name) for name in names),
-            key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),
+            key=lambda loaded: (loaded[1] not in COUNTED + BESIDE, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}
         self._older: list[Group] = []

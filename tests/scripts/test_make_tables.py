@@ -170,6 +170,16 @@ def test_a_figure_that_a_newer_run_lacks_is_of_the_newest_run_that_has_it(
     assert found.figure(results[lost].case.id, "speedup", kept) == "1.00x", "both are of one run"
 
 
+def test_a_later_run_of_some_rungs_in_one_process_gives_only_what_three_processes_lack(runs: Any) -> None:
+    ladder = runs.group("ladder_vit_base_patch16_224", "bfloat16", "B64")
+    assert ladder.folder == "ladder_vit"
+    assert {len(found.measurements) for found in ladder.results.values()} == {3}
+    assert "compile_autotune_graph" not in ladder.results
+    cases = "ladder_vit_base_patch16_224/{}/*/B64"
+    assert runs.figure(cases.format("compile_autotune_graph"), "speedup", "compile_graph").endswith("x")
+    assert float(runs.figure(cases.format("patched_graph"), "training_loss")) > 0
+
+
 def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(runs: Any) -> None:
     ddp = runs.groups["resnet50_scaling/float16/B256/world=2"]
     alone = runs.groups["resnet50_scaling/float16/B256"]

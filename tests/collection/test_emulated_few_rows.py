@@ -30,7 +30,7 @@ def test_products_are_right_in_any_order_of_threads(
 ):
     compiler()
     gpu, op = Gpu(emulated_folder), catalogue[op]
-    monkeypatch.setattr(_few_rows, "rule", lambda *_: {"warps": warps, "columns": 0, "stages": stages})
+    monkeypatch.setattr(_few_rows, "rule", lambda *_: {"warps": warps, "columns": 0, "stages": stages, "blocks": 2})
     case = case_of(op, "tuned", dtype, values)
     for gpu.order in (1, 2):
         assert complaint(gpu, op, case, {}) is None

@@ -21,6 +21,7 @@ EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
     "columns": (0, 512, 1024, 2048),
     "stages": (1, 2, 3, 4, 5, 6, 8, 12),
+    "blocks": (1, 2, 3, 4),
 }
 """What a search may try, as FewRows has it."""
 PAIRS = 4
@@ -31,7 +32,7 @@ _APART = (1, 2, 4)  # rows of x of a block whose threads have columns of their o
 _STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
 _HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
 _WARPS, _COLUMNS = 8, 1024  # of the rule
-_ENOUGH = 4  # stages of the rule, where a block has as many
+_ENOUGH = 4  # stages of a ring by the rule, where a block has as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,14 @@ class FewRows:
 
     rows: of x that a block multiplies: 8 or 16 by the tensor cores, 1, 2 or 4 where each thread has columns of its own.
     warps: of a block. columns: of a stage of weights; 0 where each thread has its own. stages: that are under way or
-    full.
+    full. blocks: of a multiprocessor at a time.
     """
 
     rows: int
     warps: int
     columns: int
     stages: int
+    blocks: int
 
     @classmethod
     def of(cls, product: FewRowsProduct, plan: Plan, chip: Chip) -> Self | None:
@@ -90,9 +92,9 @@ class FewRows:
         return sums + self.rows * self.warps * _FLOAT + self.stages * _BARRIER
 
     def grid(self, product: FewRowsProduct, chip: Chip) -> tuple[int, int]:
-        """Blocks for each part of the rows of x, one on each multiprocessor, and parts of the rows."""
+        """Blocks for each part of the rows of x, as many as run at a time, and parts of the rows."""
         parts = blocks(product.rows, self.rows)
-        return min(blocks(product.pairs, PAIRS), max(1, chip.multiprocessors // parts)), parts
+        return min(blocks(product.pairs, PAIRS), max(1, chip.multiprocessors * self.blocks // parts)), parts
 
     @property
     def threads(self) -> int:
@@ -106,23 +108,43 @@ class FewRows:
 
 
 def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
-    """The plan where no table has one; None where rows aren't whole packs of 16 bytes, or x takes all shared memory.
-
-    As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few; no more than a
-    block has.
-    """
+    """The plan where no table has one; None where rows aren't whole packs of 16 bytes, or x takes all shared memory."""
     if product.columns % (PACK_BYTES // _HALF):
         return None
+    return _apart(product, chip) or _ring(product, chip)
+
+
+def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
+    """Threads with columns of their own, in as many blocks as a multiprocessor has at a time; None for one block.
+
+    A step of a Llama 1B takes 729 us on an H200 so, and 940 us with one block on each multiprocessor: blocks of a chain
+    begin early, where there is room, and that may be several on one multiprocessor while others have none.
+    """
+    warps = _WARPS if product.columns * _HALF >= _WARPS * WARP * PACK_BYTES else _WARPS // 2
+    for at_once in product.apart:
+        made = FewRows(at_once, warps, 0, 2, 1)
+        registers = _WARPS * (2 if at_once == max(_APART) else 3) // warps
+        fitting = min(registers, (chip.shared + RESERVED) // (made.shared(product) + made.fixed + RESERVED))
+        if fitting > 1:
+            return {"warps": warps, "columns": 0, "stages": made.stages, "blocks": fitting}
+    return None
+
+
+def _ring(product: FewRowsProduct, chip: Chip) -> Plan | None:
+    """As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few.
+
+    No more than a block has. None where x takes all shared memory.
+    """
     stages = 0
     for at_once in product.at_once:
-        empty = FewRows(at_once, _WARPS, _COLUMNS, 0)
+        empty = FewRows(at_once, _WARPS, _COLUMNS, 0, 1)
         used, of_stage = empty.shared(product) + empty.fixed, _TILE * (_COLUMNS + _STEP) * _HALF + _BARRIER
         half, whole = ((room - used) // of_stage for room in ((chip.shared - RESERVED) // 2, chip.shared))
         tiles = blocks(blocks(product.pairs, PAIRS), empty.grid(product, chip)[0])
         stages = min(max(half, min(_ENOUGH, whole)), tiles * blocks(product.columns, _COLUMNS))
         if whole >= _ENOUGH:
             break
-    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages} if stages > 0 else None
+    return {"warps": _WARPS, "columns": _COLUMNS, "stages": stages, "blocks": 1} if stages > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

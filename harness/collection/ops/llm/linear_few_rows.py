@@ -187,7 +187,7 @@ _KERNEL = FewRowsKernel(OP.name, _product, _macros)
 
 @OP.variant(
     "tuned",
-    "tensor cores multiply what bulk copies bring to a ring of stages in shared memory",
+    "weights come to shared memory ahead of the work; beyond four rows of x tensor cores multiply",
     tuning=_KERNEL.tuning,
 )
 def tuned(ctx: Context) -> Launch:

@@ -50,12 +50,18 @@ def test_parts_have_all_tokens_once(sequences, tokens, head):
 
 @one_test(
     ("arch", "sequences", "plan"),
-    [("sm_90", 1, (8, 2, 2)), ("sm_90", 16, (4, 4, 2)), ("sm_80", 1, (4, 2, 3)), ("sm_89", 16, (4, 2, 3))],
+    [("sm_90", 16, (4, 4, 2)), ("sm_89", 16, (4, 2, 3)), ("sm_90", 1, (8, 3, 1)), ("sm_89", 1, (4, 2, 3))],
 )
 def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences, plan):
     with assuming(KNOWN[arch]):
         made = rule({"B": sequences, "H": 32, "G": 8, "T": 32_768 // sequences, "D": 64}, Chip.current())
     assert tuple(made.values()) == plan
+
+
+@one_test("tokens", [1, 129, 256])
+def test_a_short_context_of_one_sequence_is_one_part(tokens):
+    sizes = {"B": 1, "H": 32, "G": 8, "T": tokens, "D": 64}
+    assert TokenParts.of(sizes, rule(sizes, H200), H200).count == 1
 
 
 @pytest.mark.parametrize(("variant", "sizes"), [("eager", (3, 2, 64)), ("tuned", (3, 2, 64)), ("tuned", (2, 1, 512))])

@@ -68,7 +68,9 @@ def test_threads_with_columns_of_their_own_are_right(trial, monkeypatch, op, war
     for values, stages in itertools.product(SIZES[op], (1, 3)):
         if values["M"] > 4:
             continue
-        monkeypatch.setattr(_few_rows, "rule", lambda *_, count=stages: {"warps": warps, "columns": 0, "stages": count})
+        monkeypatch.setattr(
+            _few_rows, "rule", lambda *_, count=stages: {"warps": warps, "columns": 0, "stages": count, "blocks": 2}
+        )
         found[str(values), stages] = complaint(trial(op, "tuned", "bfloat16", device="cuda", **values), 0)
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 

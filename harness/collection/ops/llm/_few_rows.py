@@ -21,7 +21,7 @@ EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
     "columns": (0, 512, 1024, 2048),
     "stages": (1, 2, 3, 4, 5, 6, 8, 12),
-    "blocks": (1, 2, 3, 4),
+    "blocks": (1, 2, 3, 6),
 }
 """What a search may try, as FewRows has it."""
 PAIRS = 4

@@ -66,7 +66,7 @@ def test_our_variants_are_right(trial, op, dtype):
 def test_threads_with_columns_of_their_own_are_right(trial, monkeypatch, op, warps):
     found = {}
     for values, stages in itertools.product(SIZES[op], (1, 3)):
-        if values["M"] > 4:
+        if values["M"] > 4 or values["K" if op == "linear_few_rows" else "E"] % 8:  # no such plan exists
             continue
         monkeypatch.setattr(
             _few_rows, "rule", lambda *_, count=stages: {"warps": warps, "columns": 0, "stages": count, "blocks": 2}

@@ -131,9 +131,9 @@ def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
 
 
 def _ring(product: FewRowsProduct, chip: Chip) -> Plan | None:
-    """As many stages as leave room for a block of the next kernel on the multiprocessor, and not too few.
+    """A ring with room for a block of the next kernel beside it, but not too few stages, and no more than a block has.
 
-    No more than a block has. None where x takes all shared memory.
+    None where x takes all shared memory.
     """
     stages = 0
     for at_once in product.at_once:

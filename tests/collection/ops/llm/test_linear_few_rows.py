@@ -67,7 +67,7 @@ def test_enough_bytes_are_under_way(name, rows):
 @one_test("name", LLAMA)
 @one_test("rows", [1, 8])
 def test_a_multiprocessor_has_two_blocks_or_more_at_a_time(name, rows):
-    """Of one kernel, or of a kernel and the next one: one of them is under way while the other one waits."""
+    """They belong to one kernel, or to it and the next one: one is under way while the other one waits."""
     product = replace(LLAMA[name], rows=rows)
     made = FewRows.of(product, _few_rows.rule(product, H200), H200)
     assert max(2, made.blocks) * (made.shared(product) + made.fixed + 1024) <= 228 * 1024 or product.columns > 2048

@@ -15,6 +15,12 @@
 // The mean is a kernel of its own, of one block: a sum by atomics would differ from run to run.
 //
 // Macros: as in cross_entropy.cuh, and the macros of `tuned`.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-V50257.
+// At least 823.5 MB are read and 32.78 kB written. The ceiling is 176.4 us, by memory.
+//   online: a block a row, one element an access; any length and address
+//   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
+//       225.5 us   78.2% of ceiling  moves 823.5 MB
 
 #include "cross_entropy.cuh"
 

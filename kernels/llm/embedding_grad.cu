@@ -16,6 +16,12 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 T8192-V128256-H4096 padding=none.
+// At least 67.17 MB are read and 1.051 GB written. The ceiling is 241.2 us, by memory.
+//   atomics: zeros, an atomic addition an element, in float32
+//   tuned: tokens grouped by id in one launch, then each row summed and written once
+//       439.7 us   54.9% of ceiling  moves 1.118 GB
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -8,6 +8,12 @@
 // packs of gate and two of up under way before it computes anything, which is what memory needs.
 //
 // Macros: as in swiglu.cuh, and UNITS (packs of each tensor that a thread of `tuned` has).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-H14336 layout=separate.
+// At least 469.8 MB are read and 234.9 MB written. The ceiling is 161.5 us, by memory.
+//   fused: one kernel, an element a thread; any length and address
+//   tuned: 16 bytes an access, two packs of each tensor a thread
+//       162.7 us   99.2% of ceiling  moves 704.6 MB
 
 #include "swiglu.cuh"
 

@@ -8,6 +8,12 @@
 // write nine. The steps are those of swiglu.cu: one kernel (1), then packs of 16 bytes, two of each tensor a thread (2).
 //
 // Macros: as in swiglu.cuh, and UNITS (packs of each tensor that a thread of `tuned` has).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-H14336 layout=separate.
+// At least 704.6 MB are read and 469.8 MB written. The ceiling is 271.0 us, by memory.
+//   fused: one kernel, an element a thread; any length and address
+//   tuned: 16 bytes an access, two packs of each tensor a thread
+//       277.8 us   97.6% of ceiling  moves 1.174 GB
 
 #include "swiglu.cuh"
 

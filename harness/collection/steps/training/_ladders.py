@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from harness.collection.steps.ladder import _rungs as own
-from harness.collection.steps.training._rungs import BERT, LLAMA, RESNET, SWIN, Rung, as_asked
+from harness.collection.steps.training._llama_rungs import LLAMA
+from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung, as_asked
 from harness.model import Case
 
 LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET, "llama_train": LLAMA}

@@ -5,7 +5,8 @@ The practice is that of torchtitan: bfloat16, fused attention and optimizer, tor
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA, MICRO, MICROS
+from harness.collection.steps.training._llama_rungs import LLAMA
+from harness.collection.steps.training._rungs import CLIP, CLIPS, MICRO, MICROS
 from harness.collection.steps.training._steps import training_op
 
 OP = training_op(

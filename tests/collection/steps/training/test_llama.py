@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from harness.collection.models import MODELS, LlamaConfig, llama
 from harness.collection.models.files import blocks_of
 from harness.collection.steps.training import _first_step, _float8, _llama, _steps
-from harness.collection.steps.training._rungs import LLAMA
+from harness.collection.steps.training._llama_rungs import LLAMA
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.ops import Catalogue
 from tests.one_test import one_test
@@ -153,3 +154,12 @@ def test_bfloat16_alone_is_offered():
     assert Catalogue()["llama_train"].dtypes == ("bfloat16",)
     assert not any(rung.unscale or rung.loop for rung in LLAMA)
     assert _steps.STEPS == 10
+
+
+def test_torch_s_kernels_and_ours_are_both_in_float8_with_all_else_that_they_have():
+    pairs = [("compile_half_fp8", "compile_half"), ("compile_ours_fp8", "compile_ours")]
+    for name, below in pairs:
+        assert replace(RUNGS[below], name=name, base=below, summary=RUNGS[name].summary, fp8=True) == RUNGS[name]
+        graph = RUNGS[f"{name}_graph"]
+        assert replace(RUNGS[name], name=graph.name, base=name, summary=graph.summary, graph=True) == graph
+    assert [RUNGS[name].role for name, _ in pairs] == ["baseline", "ours"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import StringIO
@@ -140,10 +140,19 @@ def legend(figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, title: 
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     if named:
-        share = figure.get_figwidth() / WIDTH
-        most = int(_LEGEND_CHARACTERS * share) // (max(map(len, named)) + 8)
-        columns = max(1, min(int(4 * share), len(named), most))
+        columns = _legend_columns(list(named), figure.get_figwidth())
         figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, title=title)
+
+
+def legend_rows(names: Sequence[str], width: float = WIDTH) -> int:
+    """How many rows a legend of these names has, below a figure `width` inches wide."""
+    return -(-len(names) // _legend_columns(names, width)) if names else 0
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    share = width / WIDTH
+    most = int(_LEGEND_CHARACTERS * share) // (max(map(len, names)) + 8)
+    return max(1, min(int(4 * share), len(names), most))
 
 
 def peak_line(draw: Callable[..., object], peak: float | None) -> None:

@@ -10,9 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import units
+from harness.metrics import METRICS
 from harness.report import roofline_plot, size_charts
-from harness.report.canvas import WIDE, WIDTH, canvas, legend, peak_line, save
-from harness.report.plot_parts import Marks, ceiling_look, ceilings, error_bars, looks_of, metric_axis, shown_interval
+from harness.report.canvas import WIDE, WIDTH, canvas, legend, legend_rows, peak_line, save
+from harness.report.plot_parts import (
+    Marks,
+    ceiling_look,
+    ceilings,
+    ceilings_of_bars,
+    error_bars,
+    looks_of,
+    metric_axis,
+    shown_interval,
+)
 from harness.report.plotting import Layout, Plot
 
 if TYPE_CHECKING:
@@ -24,6 +34,8 @@ _BAND = 0.82
 """Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _WIDE = ("variants", "roofline")
 """Layouts that are as wide as the page."""
+_LINES, _LINE = 5, 0.14
+"""Lines of the legend and of the axis that a picture of bars has room for, and inches of each further one."""
 _ROW = 0.19
 """Height in inches of a row with two dots."""
 _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -58,11 +70,13 @@ def _height(plot: Plot) -> float:
         return 3.9
     if plot.layout == "roofline":
         return roofline_plot.height(plot.rows, plot.labels)
-    return 2.6 + 0.1 * max(label.count("\n") for label in plot.labels.values())
+    below = legend_rows([*plot.series, METRICS[plot.metric.limit].title] if plot.metric.limit else plot.series)
+    below += len(textwrap.wrap(plot.axis, _AXIS_CHARACTERS))
+    return 2.6 + 0.1 * max(label.count("\n") for label in plot.labels.values()) + _LINE * max(0, below - _LINES)
 
 
 def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
-    """A group of bars for each setting, with the setting's ceiling as a line across the group."""
+    """A group of bars for each setting, with one ceiling across the group, or one over each bar if they differ."""
     text, unit = metric_axis(plot)
     places = {name: place for place, name in enumerate(dict.fromkeys(plot.rows["setting"]))}
     present = set(plot.rows["series"])
@@ -75,9 +89,10 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
         axes.bar(middles, rows[plot.metric.name] / unit, min(0.92 * width, 0.3), label=series, **look[series].bar)
         drawn.append(Marks(middles, rows))
         _statuses(axes, zip(middles, rows["status"], strict=True))
-    for name, ceiling in ceilings(plot).items():
-        middle = places[str(name)]
-        axes.hlines(ceiling / unit, middle - _BAND / 2, middle + _BAND / 2, **ceiling_look(plot))
+    for name, of_bar, ceiling in ceilings_of_bars(plot):
+        first, count = (0, len(shown)) if of_bar is None else (shown.index(of_bar), 1)
+        start = places[name] - _BAND / 2 + first * width
+        axes.hlines(ceiling / unit, start, start + count * width, **ceiling_look(plot))
     axes.set_xticks(range(len(places)), [plot.labels[name] for name in places])
     axes.set_xlim(-0.55, len(places) - 0.45)
     axes.tick_params(axis="x", length=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
+_ALIKE = 0.02
+"""Limits that are no further apart, as a share of the highest, are one line: a picture doesn't tell them apart."""
 INTERVAL = "95% interval"
 """What the legend calls an error bar."""
 _RATES = (units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
@@ -62,6 +64,22 @@ def ceilings(plot: Plot) -> pd.Series[float]:
     if plot.metric.limit not in plot.rows:
         return plot.rows[plot.metric.name].iloc[:0]
     return plot.rows.groupby("setting", sort=False)[plot.metric.limit].max().dropna()
+
+
+def ceilings_of_bars(plot: Plot) -> Iterator[tuple[str, str | None, float]]:
+    """Each setting, a series and a limit: of all bars of the setting, with None for the series, or of each bar.
+
+    Bars have different limits where their products are of different types.
+    """
+    if plot.metric.limit not in plot.rows:
+        return
+    for name, rows in plot.rows.dropna(subset=[plot.metric.limit]).groupby("setting", sort=False):
+        limits = rows[plot.metric.limit]
+        if limits.max() - limits.min() <= _ALIKE * limits.max():
+            yield str(name), None, float(limits.max())
+            continue
+        for series, limit in zip(rows["series"], limits, strict=True):
+            yield str(name), series, float(limit)
 
 
 def ceiling_look(plot: Plot) -> dict[str, Any]:

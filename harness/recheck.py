@@ -247,7 +247,13 @@ class Recheck:
                 yield Expected(tensor.name, got, want, allowed)
 
     def _timed(self, batch: Batch, calls: Sequence[Call]) -> float:
-        """Seconds of each of the calls once."""
+        """Seconds of each of the calls once.
+
+        Ranks begin together: a collective would wait for the rank whose inputs are ready last, and new ones take long.
+        """
+        if self._ctx.group.size > 1:
+            self._device.synchronize()
+            self._ctx.group.barrier()
         if batch.timer == "launch" or (batch.timer == "host" and not batch.replay):
             return sum(batch.run(len(calls)))
         clock = self._device.clock

@@ -11,7 +11,7 @@ import pytest
 
 from harness import recheck
 from harness.devices import Batch
-from harness.ranks import ALONE
+from harness.ranks import ALONE, Group
 from harness.recheck import Recheck
 from tests.one_test import one_test
 
@@ -147,6 +147,24 @@ def test_on_a_host_caches_make_half_a_difference(setting, rounds):
 
 def test_where_time_is_plenty_seven_rounds_count_and_the_first_one_does_not(setting):
     found = setting(lambda is_new, number: 1000 * US if is_new and not number else 10 * US)
+    assert found.recheck.novelty(10.0) is None
+    assert found.rounds == 8
+
+
+def test_ranks_begin_together_so_that_none_waits_for_inputs_of_another_one(setting):
+    """A collective of two ranks waits for the other rank, which draws new inputs for 5 ms longer."""
+    found = setting(lambda *_: max(ready[0] - found.now.seconds, 0.0) + 10 * US)
+    ready, draw = [0.0], found.rotation.renew
+
+    def renew(places: Sequence[int], *, anew: bool = True) -> None:
+        draw(places, anew=anew)
+        ready[0] = found.now.seconds + anew * 5e-3
+
+    def gather(value: Any, _: float) -> list[Any]:
+        found.now.seconds = max(found.now.seconds, ready[0])
+        return [value, value]
+
+    found.rotation.renew, found.recheck._ctx.group = renew, Group(0, 2, gather)
     assert found.recheck.novelty(10.0) is None
     assert found.rounds == 8
 

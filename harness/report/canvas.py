@@ -146,7 +146,7 @@ def legend(figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, title: 
 
 def legend_rows(names: Sequence[str], width: float = WIDTH) -> int:
     """How many rows a legend of these names has, below a figure `width` inches wide."""
-    return -(-len(names) // _legend_columns(names, width)) if names else 0
+    return -(-len(names) // _legend_columns(names, width))
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:

@@ -16,7 +16,6 @@ from harness.report.canvas import WIDE, WIDTH, canvas, legend, legend_rows, peak
 from harness.report.plot_parts import (
     Marks,
     ceiling_look,
-    ceilings,
     ceilings_of_bars,
     error_bars,
     looks_of,
@@ -44,6 +43,8 @@ _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
 }
 """The label of each time, the place of its dot in a row, and its look."""
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 4, "markeredgecolor": "black", "markeredgewidth": 0.6}
+_NUMBER = 0.1
+"""Width of a number behind a bar of a ranking, as a part of the highest ceiling."""
 _ROOM = 0.2
 """Room for the numbers beside dots, as a part of the axis."""
 
@@ -103,19 +104,27 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
 
 
 def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
-    """A row for each bar, with its name beside it and its value at the end: for more variants than looks."""
+    """A row for each bar, with its name, its value, and ceilings as `_bars` has them: for more variants than looks."""
     text, unit = metric_axis(plot)
     values = plot.rows[plot.metric.name] / unit
     look = looks_of(plot)
     colors = [look[series].color for series in plot.rows["series"]]
     axes.barh(range(len(values)), values, 0.75, color=colors, edgecolor="black", linewidth=0.4)
-    for ceiling in ceilings(plot):
-        axes.axvline(ceiling / unit, **ceiling_look(plot))
+    own: dict[int, float] = {}
+    for _, of_bar, ceiling in ceilings_of_bars(plot):
+        if of_bar is None:
+            axes.axvline(ceiling / unit, **ceiling_look(plot))
+        else:
+            place = list(plot.rows["series"]).index(of_bar)
+            own[place] = ceiling / unit
+            axes.vlines(own[place], place - 0.5, place + 0.5, **ceiling_look(plot))
     axes.set_yticks(range(len(values)), plot.rows["series"])
     axes.set_ylim(len(values) - 0.4, -0.6)
     for place, (value, (_, row)) in enumerate(zip(values, plot.rows.iterrows(), strict=True)):
         bar = shown_interval(axes, plot, row, across=True)
         end = 0 if math.isnan(value) else max(value, bar[1] / unit if bar else value)
+        if 0 <= own.get(place, math.inf) - end < _NUMBER * max(own.values(), default=0):
+            end = own[place]  # the number would hide the bar's ceiling
         said = row["status"].replace("_", " ") if math.isnan(value) else units.significant(value)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # a line behind the figure would cross it
         axes.annotate(said, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6, bbox=box)

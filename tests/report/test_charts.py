@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.metrics import METRICS
 from harness.model import Measurement, Run
 from harness.report import charts, plotting
 
@@ -45,6 +46,13 @@ def test_bars_with_the_same_ceiling_have_one_line(
     assert ceilings_of(drawing_of(plot).axes[0]) == [(-0.41, 0.41, 3010)]
 
 
+def test_bars_of_a_metric_without_a_limit_have_no_ceiling(
+    measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+) -> None:
+    (plot,), _ = plotting.plan(make_run([measured(name, "float32", SHAPES[0]) for name in ("eager", "tuned")]))
+    assert ceilings_of(drawing_of(replace(plot, metric=METRICS["time"])).axes[0]) == []
+
+
 def test_a_bar_with_another_ceiling_has_a_line_of_its_own(
     measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
 ) -> None:
@@ -55,6 +63,46 @@ def test_a_bar_with_another_ceiling_has_a_line_of_its_own(
     plot.rows[plot.metric.limit] = [3e12, 6e12, float("nan"), 2e12, 2e12, 2e12]
     drawn = ceilings_of(drawing_of(plot).axes[0])
     assert drawn == [(-0.41, -0.137, 3000), (-0.137, 0.137, 6000), (0.59, 1.41, 2000)]
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_ranking_has_one_ceiling_or_one_for_each_bar(
+    differ: bool, measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+) -> None:
+    names = [f"v{place}" for place in range(9)]
+    (plot,), _ = plotting.plan(make_run([measured(name, "float32", SHAPES[0]) for name in names]))
+    assert plot.layout == "ranking"
+    plot.rows[plot.metric.limit] = [6e12 if differ and name == "v4" else 3e12 for name in plot.rows["series"]]
+    axes = drawing_of(plot).axes[0]
+    segments = [segment for lines in axes.collections for segment in lines.get_segments()]
+    of_bars = [(round(start[0]), start[1], end[1]) for start, end in segments]
+    place = list(plot.rows["series"]).index("v4")
+    assert of_bars == ([(6000 if row == place else 3000, row - 0.5, row + 0.5) for row in range(9)] if differ else [])
+    assert (3000 in [line.get_xdata()[0] for line in axes.lines]) is not differ
+
+
+def test_a_number_hides_no_ceiling_of_its_bar(
+    measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+) -> None:
+    (plot,), _ = plotting.plan(make_run([measured(f"v{place}", "float32", SHAPES[0]) for place in range(9)]))
+    values = plot.rows[plot.metric.name]
+    near, far = values * 1.05, values * 5
+    plot.rows[plot.metric.limit] = [*near[:1], *far[1:]]
+    numbers = [text.xy[0] * 1e9 for text in drawing_of(plot).axes[0].texts]
+    assert numbers == pytest.approx([*near[:1], *values[1:]])
+
+
+def test_a_picture_grows_with_its_legend_once_the_legend_is_long(
+    measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+) -> None:
+    def height(*names: str) -> float:
+        (plot,), _ = plotting.plan(make_run([measured(name, "float32", SHAPES[0]) for name in names]))
+        return float(drawing_of(plot).get_figheight())
+
+    usual = height("eager", "tuned")
+    assert height(*"abcdefgh") == usual
+    # Two of these names are a row. With the ceiling they take five rows, and the axis takes one: one more than fit.
+    assert height(*(f"a_variant_with_a_name_{place}" for place in range(8))) == pytest.approx(usual + 0.14)
 
 
 def test_a_long_legend_leaves_room_for_the_name_of_the_axis(

@@ -21,7 +21,7 @@ EVERY_PLAN: Mapping[str, tuple[int, ...]] = {
     "warps": (4, 8, 16),
     "columns": (0, 512, 1024, 2048),
     "stages": (1, 2, 3, 4, 5, 6, 8, 12),
-    "blocks": (1, 2, 3, 6),
+    "blocks": (1, 2, 3, 4, 5, 6),
 }
 """What a search may try, as FewRows has it."""
 PAIRS = 4
@@ -96,6 +96,11 @@ class FewRows:
         parts = blocks(product.rows, self.rows)
         return min(blocks(product.pairs, PAIRS), max(1, chip.multiprocessors * self.blocks // parts)), parts
 
+    def room(self, product: FewRowsProduct, chip: Chip) -> int:
+        """Blocks that a multiprocessor has registers (BLOCKS in few_rows.cuh) and shared memory for, at a time."""
+        registers = blocks(16, self.warps) if self.rows == max(_APART) else max(2, 24 // self.warps)
+        return min(registers, (chip.shared + RESERVED) // (self.shared(product) + self.fixed + RESERVED))
+
     @property
     def threads(self) -> int:
         """Threads of a block."""
@@ -115,16 +120,16 @@ def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
 
 
 def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
-    """Threads with columns of their own, in as many blocks as a multiprocessor has at a time; None for one block.
+    """Threads with columns of their own, in as many blocks as a multiprocessor has room for; None below two.
 
-    A step of a Llama 1B takes 729 us on an H200 so, and 940 us with one block on each multiprocessor: blocks of a chain
-    begin early, where there is room, and that may be several on one multiprocessor while others have none.
+    When this rule was made, a step of a Llama 1B took 729 us on an H200 so, and 940 us with one block on each
+    multiprocessor. The likely reason: blocks of a chain's next kernel begin where there is room. That may be several on
+    one multiprocessor, and none on others.
     """
     warps = _WARPS if product.columns * _HALF >= _WARPS * WARP * PACK_BYTES else _WARPS // 2
     for at_once in product.apart:
         made = FewRows(at_once, warps, 0, 2, 1)
-        registers = _WARPS * (2 if at_once == max(_APART) else 3) // warps
-        fitting = min(registers, (chip.shared + RESERVED) // (made.shared(product) + made.fixed + RESERVED))
+        fitting = made.room(product, chip)
         if fitting > 1:
             return {"warps": warps, "columns": 0, "stages": made.stages, "blocks": fitting}
     return None
@@ -179,11 +184,12 @@ class FewRowsKernel:
         return FewRows.of(self.product(case), plan, Chip.current())
 
     def _refuse(self, case: Case, plan: Plan) -> str | None:
-        return (
-            None
-            if self._made(case, plan)
-            else "shared memory has no room for x, or x has more than 4 rows and columns is 0"
-        )
+        made = self._made(case, plan)
+        if made is None:
+            return "shared memory has no room for x, or x has more than 4 rows and columns is 0"
+        if made.blocks > made.room(self.product(case), Chip.current()):
+            return "a multiprocessor has no room for so many blocks"
+        return None
 
     def _built(self, case: Case, plan: Plan) -> Iterator[Built]:
         made = self._made(case, plan)

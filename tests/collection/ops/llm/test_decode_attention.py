@@ -50,7 +50,7 @@ def test_parts_have_all_tokens_once(sequences, tokens, head):
 
 @one_test(
     ("arch", "sequences", "plan"),
-    [("sm_90", 16, (4, 4, 2)), ("sm_89", 16, (4, 2, 3)), ("sm_90", 1, (8, 3, 1)), ("sm_89", 1, (4, 2, 3))],
+    [("sm_90", 16, (4, 4, 2)), ("sm_89", 16, (4, 2, 3)), ("sm_90", 2, (4, 4, 2))],
 )
 def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences, plan):
     with assuming(KNOWN[arch]):
@@ -58,10 +58,23 @@ def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences,
     assert tuple(made.values()) == plan
 
 
-@one_test("tokens", [1, 129, 256])
-def test_a_short_context_of_one_sequence_is_one_part(tokens):
+@one_test(
+    ("arch", "tokens", "plan", "parts"),
+    [
+        *(("sm_90", tokens, (8, 1, 2), 1) for tokens in (1, 129, 256)),
+        ("sm_90", 257, (8, 3, 1), 2),
+        ("sm_90", 32_768, (8, 3, 1), 16),
+        ("sm_89", 129, (4, 2, 3), 2),
+        ("sm_89", 32_768, (4, 2, 3), 53),
+    ],
+)
+def test_one_sequence_has_few_parts_and_a_short_context_one(arch, tokens, plan, parts):
     sizes = {"B": 1, "H": 32, "G": 8, "T": tokens, "D": 64}
-    assert TokenParts.of(sizes, rule(sizes, H200), H200).count == 1
+    with assuming(KNOWN[arch]):
+        chip = Chip.current()
+        made = rule(sizes, chip)
+    assert tuple(made.values()) == plan
+    assert TokenParts.of(sizes, made, chip).count == parts
 
 
 @pytest.mark.parametrize(("variant", "sizes"), [("eager", (3, 2, 64)), ("tuned", (3, 2, 64)), ("tuned", (2, 1, 512))])

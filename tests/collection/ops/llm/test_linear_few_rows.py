@@ -10,6 +10,7 @@ from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.llm import _few_rows
 from harness.collection.ops.llm._few_rows import FewRows, FewRowsProduct
 from harness.cuda.assumed import KNOWN, assuming
+from tests.collection.conftest import case_of
 from tests.one_test import one_test
 
 FORMS = ("plain", "norm", "add", "gates")
@@ -102,6 +103,39 @@ def test_threads_with_columns_of_their_own_multiply_up_to_four_rows(rows, at_onc
     assert made.shared(product) == 3 * 8 * 256 * 16 + (rows + 1) * (2048 + 32) * 2
 
 
+def tuning_of(catalogue, rows, columns):
+    op = catalogue["linear_few_rows"]
+    return op.variants["tuned"].tuning, case_of(op, "tuned", "bfloat16", {"M": rows, "K": columns, "N": 64})
+
+
+@one_test(
+    ("rows", "columns"), [(1, 1024), (1, 1600), (1, 2048), (1, 8192), (2, 1600), (4, 1024), (4, 8192), (16, 2048)]
+)
+@one_test("arch", KNOWN)
+def test_a_search_may_try_what_the_rule_takes(catalogue, arch, rows, columns):
+    tuning, case = tuning_of(catalogue, rows, columns)
+    with assuming(KNOWN[arch]):
+        assert tuning.obstacle(case, tuning.rule(case)) is None
+
+
+@one_test(("rows", "warps", "columns", "most"), [
+    (1, 4, 0, 6), (2, 8, 0, 3), (1, 16, 0, 2), (4, 4, 0, 4), (4, 8, 0, 2), (4, 16, 0, 1), (8, 8, 512, 3),
+])  # fmt: skip
+def test_a_search_tries_as_many_blocks_as_a_multiprocessor_has_room_for(catalogue, rows, warps, columns, most):
+    tuning, case = tuning_of(catalogue, rows, 512)
+    plan = {"warps": warps, "columns": columns, "stages": 1}
+    with assuming(KNOWN["sm_90"]):
+        found = [tuning.obstacle(case, plan | {"blocks": count}) is None for count in range(1, 7)]
+    assert found == [count <= most for count in range(1, 7)]
+
+
+def test_a_search_tries_no_blocks_that_shared_memory_is_too_small_for(catalogue):
+    tuning, case = tuning_of(catalogue, 1, 2048)
+    plan = {"warps": 8, "columns": 0, "stages": 3}
+    with assuming(KNOWN["sm_90"]):
+        assert [tuning.obstacle(case, plan | {"blocks": count}) is None for count in (1, 2, 3)] == [True, True, False]
+
+
 def test_more_rows_have_no_columns_of_their_own():
     plan = {"warps": 8, "columns": 0, "stages": 3, "blocks": 1}
     assert FewRows.of(FewRowsProduct(5, 2048, 500, norm=True), plan, H200) is None
@@ -109,7 +143,7 @@ def test_more_rows_have_no_columns_of_their_own():
 
 @one_test(("rows", "columns", "plan"), [
     (1, 2048, (8, 0, 2, 3)), (1, 8192, (8, 0, 2, 2)), (4, 2048, (8, 0, 2, 2)), (4, 8192, None), (1, 1024, (4, 0, 2, 6)),
-    (1, 28_672, None), (5, 2048, None),
+    (1, 28_672, None), (5, 2048, None), (4, 1024, (4, 0, 2, 4)), (2, 712, (4, 0, 2, 5)),
 ])  # fmt: skip
 def test_few_rows_of_x_take_columns_apart_where_several_blocks_fit(rows, columns, plan):
     found = _few_rows.rule(FewRowsProduct(rows, columns, 500, norm=columns < 8192), H200)

@@ -127,6 +127,11 @@ def test_products_of_blocks_are_in_float8_and_no_other():
     assert all(name.startswith(tuple(blocks_of(model))) for name in changed)
 
 
+@one_test("name", ["compile_half_fp8", "compile_ours_fp8"])
+def test_a_model_in_bfloat16_has_right_gradients_by_products_in_float8(name):
+    assert _first_step.complaints(replace(RUNGS[name], compiled=""), SETUP) == ()
+
+
 def test_operations_of_a_float8_rung_are_those_of_its_products():
     op = Catalogue()["llama_train"]
     (float8, case) = op.variants["compile_fp8"].arithmetic({"model": "llama_1b", "B": 3}, 2)

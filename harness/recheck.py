@@ -115,8 +115,8 @@ class Recheck:
             or group.agree(time.monotonic() < deadline)
         ):
             # Other work on a host may hold calls up in each round at the same place, so either may come first.
-            first = bool(group.agree(secrets.randbelow(2)))
-            for anew in (first, not first):
+            new_first = bool(group.agree(secrets.randbelow(2)))
+            for anew in (new_first, not new_first):
                 rotation.renew(range(len(calls)), anew=anew)
                 (new if anew else seen).extend(group.slowest([self._timed(single, calls)]))
         if not self._are_slower(new[1:], seen[1:]):

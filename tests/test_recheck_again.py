@@ -13,7 +13,7 @@ from harness import check, recheck
 from harness.ops.comparer import complaint
 from harness.recheck import Recheck
 from tests.one_test import one_test
-from tests.test_recheck_times import Setting
+from tests.recheck_setting import Setting
 
 
 def as_fast(*_: object) -> float:

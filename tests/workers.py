@@ -35,6 +35,10 @@ def make_ready() -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if torch := sys.modules.get("torch"):  # in a worker that the server has forked
         torch.set_num_threads(threads)
+        # What a compiler tells of its guards' time costs as much as some of the tests: it empties the processor's caches.
+        from torch._dynamo import guards
+
+        guards.profile_guard_manager = lambda *_: 0.0
         # Each torch.manual_seed() would read the sources of all functions that call it, for devices that no test uses.
         for of in (torch.cuda, torch.mtia, torch.xpu):
             of.manual_seed_all = lambda seed: None

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def make_ready() -> None:
-    """Share the processors with the other workers, and keep what only costs time to make again."""
+    """Keep what only costs time to make again."""
     import typer.main
     import typer.testing
 
@@ -29,16 +29,22 @@ def make_ready() -> None:
         return (found if is_foreign(entry) else kept)(entry)
 
     catalogue._modules_of = modules_of
-    # Torch takes its number of threads when it is imported, which is later. Processes side by side share the
-    # processors: a thread that waits for other threads takes a processor from another test.
-    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if torch := sys.modules.get("torch"):  # in a worker that the server has forked
-        torch.set_num_threads(threads)
-        # What a compiler tells of its guards' time costs as much as some of the tests: it empties the processor's caches.
+    if torch := sys.modules.get("torch"):  # in a process that the server has forked
+        # To tell how long its guards take, the compiler empties the processor's caches: 30 ms each time.
         from torch._dynamo import guards
 
         guards.profile_guard_manager = lambda *_: 0.0
         # Each torch.manual_seed() would read the sources of all functions that call it, for devices that no test uses.
         for of in (torch.cuda, torch.mtia, torch.xpu):
             of.manual_seed_all = lambda seed: None
+
+
+def share_processors() -> None:
+    """Give torch's threads a part of the processors: one that waits for other threads takes it from another test.
+
+    Torch takes its number of threads when it is imported, which is later, unless a server has forked this worker.
+    """
+    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
+
+PLUGINS = Path(__file__).parent / "plugins"
 
 
 def make_ready() -> None:
@@ -15,20 +18,12 @@ def make_ready() -> None:
     import typer.main
     import typer.testing
 
-    from harness.discover import is_foreign
-    from harness.ops import catalogue
-
     # Tests invoke few commands hundreds of times.
     made = cache(typer.main.get_command)
     vars(typer.main)["get_command"] = vars(typer.testing)["_get_command"] = made
-    # Nor do the files of our ops change, which each catalogue would look for and import.
-    found = catalogue._modules_of
-    kept = cache(found)
-
-    def modules_of(entry: EntryPoint) -> Sequence[ModuleType]:
-        return (found if is_foreign(entry) else kept)(entry)
-
-    catalogue._modules_of = modules_of
+    _keep_modules()
+    _keep_digest()
+    _keep_scenarios()
     if torch := sys.modules.get("torch"):  # in a process that the server has forked
         # To tell how long its guards take, the compiler empties the processor's caches: 30 ms each time.
         from torch._dynamo import guards
@@ -37,6 +32,48 @@ def make_ready() -> None:
         # Each torch.manual_seed() would read the sources of all functions that call it, for devices that no test uses.
         for of in (torch.cuda, torch.mtia, torch.xpu):
             of.manual_seed_all = lambda seed: None
+
+
+def _keep_modules() -> None:
+    """The files of our ops don't change, which each catalogue would look for and import."""
+    from harness.discover import is_foreign
+    from harness.ops import catalogue
+
+    found = catalogue._modules_of
+    kept = cache(found)
+
+    def modules_of(entry: EntryPoint) -> Sequence[ModuleType]:
+        return (found if is_foreign(entry) else kept)(entry)
+
+    catalogue._modules_of = modules_of
+
+
+def _keep_digest() -> None:
+    """Nor does what is hashed of all code, each time that a search or a supervisor is made: 40 ms."""
+    from harness import source
+
+    hashed, package = source.digest, source._PACKAGE
+    kept = cache(hashed)
+
+    def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
+        ours = root is None and package == source._PACKAGE and all(plugin.parent == PLUGINS for plugin in plugins)
+        return kept(tuple(plugins)) if ours else hashed(plugins, root)
+
+    source.digest = digest
+
+
+def _keep_scenarios() -> None:
+    """Nor do the bundled scenarios. A listing reads all of them."""
+    from harness.paths import data
+    from harness.scenario import checks, documents, finding
+
+    read, bundled = documents.read, data("scenarios")
+    kept = cache(read)
+
+    def read_once(file: Path) -> tuple[documents.Document, ...]:
+        return (kept if file.parent == bundled else read)(file)
+
+    vars(checks)["read"] = vars(finding)["read"] = read_once
 
 
 def share_processors() -> None:

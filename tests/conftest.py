@@ -167,7 +167,7 @@ def process_put_back() -> Iterator[None]:
     doing. All of this is one fixture, since each one takes 0.2 ms of each of thousands of tests.
     """
     hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()
-    ours = {name: value for name, value in os.environ.items() if name.startswith("HARNESS_")}
+    ours = {name: os.environ[name] for name in os.environ if name.startswith("HARNESS_")}
     torch = sys.modules.get("torch")
     precision = torch.get_float32_matmul_precision() if torch else ""
     noted = {name: getattr(intact, name) for name in ("_remembered", "_others", "_watched")}

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
-PLUGINS = Path(__file__).parent / "plugins"
+PACKAGE, PLUGINS = Path(__file__).parents[1] / "harness", Path(__file__).parent / "plugins"
 
 
 def make_ready() -> None:
@@ -24,6 +24,7 @@ def make_ready() -> None:
     _keep_modules()
     _keep_digest()
     _keep_scenarios()
+    _keep_kernels()
     if torch := sys.modules.get("torch"):  # in a process that the server has forked
         # To tell how long its guards take, the compiler empties the processor's caches: 30 ms each time.
         from torch._dynamo import guards
@@ -74,6 +75,23 @@ def _keep_scenarios() -> None:
         return (kept if file.parent == bundled else read)(file)
 
     vars(checks)["read"] = vars(finding)["read"] = read_once
+
+
+def _keep_kernels() -> None:
+    """Nor do kernels move to other files, each of which is looked for in all folders, ten thousand times."""
+    from harness.ops import Op
+
+    found, kept = Op.find, dict[tuple[Path, str], Path]()
+
+    def find(op: Op, file: str, beside: Path | None = None) -> Path:
+        # A plug-in may have a kernel of the same name beside its file.
+        if op.file is None or not op.file.is_relative_to(PACKAGE) or beside not in (None, op.file):
+            return found(op, file, beside)
+        if (op.file, file) not in kept:
+            kept[op.file, file] = found(op, file)
+        return kept[op.file, file]
+
+    Op.find = find  # type: ignore[assignment, method-assign]
 
 
 def share_processors() -> None:

@@ -7,9 +7,10 @@ that its session has. server.py forks this one, so torch is there.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ del sys.path[0]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+COMPILER = "torch._inductor.fx_passes.joint_graph"
+"""What torch imports for the first function that a test compiles, with all that this imports: for a second or two."""
 
 
 class Imports:
@@ -54,6 +59,8 @@ def silence() -> Iterator[None]:
 @cache
 def load() -> None:
     """Import what workers collect. It happens once, for the first of them."""
+    with suppress(ImportError):
+        importlib.import_module(COMPILER)
     with silence():
         pytest.main([*sys.argv[2:], "-n0"], plugins=[Imports()])
     if "hypothesis" in sys.modules:

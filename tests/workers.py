@@ -81,15 +81,17 @@ def _keep_kernels() -> None:
     """Nor do kernels move to other files, each of which is looked for in all folders, ten thousand times."""
     from harness.ops import Op
 
-    found, kept = Op.find, dict[tuple[Path, str], Path]()
+    found, kept = Op.find, dict[tuple[Path | None, str, Path | None], Path]()
 
     def find(op: Op, file: str, beside: Path | None = None) -> Path:
-        # A plug-in may have a kernel of the same name beside its file.
-        if op.file is None or not op.file.is_relative_to(PACKAGE) or beside not in (None, op.file):
-            return found(op, file, beside)
-        if (op.file, file) not in kept:
-            kept[op.file, file] = found(op, file)
-        return kept[op.file, file]
+        asked = op.file, file, beside
+        if asked in kept:
+            return kept[asked]
+        place = found(op, file, beside)
+        # A plug-in may yet get a kernel of the same name beside its file.
+        if all(one is None or one.is_relative_to(PACKAGE) for one in (op.file, beside)):
+            kept[asked] = place
+        return place
 
     Op.find = find  # type: ignore[assignment, method-assign]
 

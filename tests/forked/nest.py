@@ -67,7 +67,6 @@ def load() -> None:
         from hypothesis.internal.conjecture import providers
 
         providers._get_local_constants()  # it reads each file of the harness
-    gc.collect()
     gc.freeze()
 
 

@@ -40,7 +40,8 @@ def serve(config: pytest.Config, *, uses_a_gpu: bool) -> None:
     # A process that has started threads can't be forked.
     sys.executable = _started(config, python, folder, "server.py", {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""})
     if WORKERS in os.environ and (count := config.getoption("numprocesses", None)):
-        folder, known = tempfile.mkdtemp(prefix="forked-workers-"), {"PYTEST_XDIST_WORKER_COUNT": str(count)}
+        folder = tempfile.mkdtemp(prefix="forked-workers-")
+        known = {"OMP_NUM_THREADS": "1", "PYTEST_XDIST_WORKER_COUNT": str(count)}
         sys.executable = _started(config, python, folder, "nest.py", known, *config.invocation_params.args)
 
 

@@ -100,8 +100,7 @@ def assert_alike(got, want, close=3e-2):
     ("model", "names", "count"),
     [
         (Attention(), "query, key, value", [2, 4]),
-        (Attention(bias=False), "query, key, value", [2, 4]),
-        (Attention(sizes=(32, 16, 16)), "query, key, value", [2, 4]),
+        (Attention(bias=False, sizes=(32, 16, 16)), "query, key, value", [2, 4]),
         (Decorated(), "query, key", [1, 2]),
         (Once(), "query, key, value", [1, 2]),
     ],

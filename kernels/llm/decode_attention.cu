@@ -9,9 +9,10 @@
 // 2. A block has a head of keys with all its queries, and a part of the tokens (`tuned`). A warp takes 16 keys and values
 //    at a time, as the tensor cores multiply them: up to eight heads of queries are rows, keys are columns. The order of
 //    elements in a product doesn't matter if both operands have the same, so keys and values come from memory as they
-//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory, where each lane finds what it copied
-//    itself. Each warp has a softmax of its own, with the largest score so far; at the end the warps of a block meet in
-//    shared memory. Parts of a sequence meet in memory: the block that ends last adds them up.
+//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory (decode_tokens.cuh). Each warp has a
+//    softmax of its own, with the largest score so far; at the end the warps of a block meet in shared memory. Parts of a
+//    sequence meet in memory: the block that ends last adds them up, all of its threads at once, since nothing but the
+//    memory's latency counts there.
 //
 // As a kernel of a chain (dependent.cuh) it asks for the first keys and values before the kernel in front has ended, but
 // for the last token's, which that kernel makes.
@@ -29,6 +30,9 @@
 
 #include "../include/number.cuh"
 #include "decode_softmax.cuh"
+#ifdef WARPS
+#include "decode_tokens.cuh"
+#endif
 
 // The tensors. scale: of scores, times log2(e), so that powers of 2 do.
 struct Attention {
@@ -95,43 +99,101 @@ extern "C" __global__ void __launch_bounds__(256)
 // Parts of sequences, in memory, and how many of each group's parts have ended: zeros before the kernel and after it.
 struct Parts {
   float* sums;     // [group][part][head][HEAD]
-  float* extents;  // [group][part][head][2]: the largest score and the sum
+  float2* extents;  // [group][part][head]: the largest score and the sum
   unsigned* ended;
   unsigned count;
 };
 
-// Adds up the parts of a group, by the block that ends last.
-__device__ __forceinline__ void meet(const Attention& all, const Parts& parts, unsigned group, unsigned first_head,
-                                     unsigned heads, long long y_begin) {
-  __shared__ float factors[HEADS][MOST_PARTS];
-  const unsigned of_group = all.heads_of_group(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const long long begin = static_cast<long long>(group) * parts.count;
-#pragma unroll 1
-  for (unsigned head = warp; head < heads; head += WARPS) {
-    float largest = NONE, sum = 0.0f;
-    for (unsigned part = lane; part < parts.count; part += WARP) {
-      largest = fmaxf(largest, load_fresh(parts.extents + ((begin + part) * of_group + first_head + head) * 2));
-    }
-    largest = largest_of<WARP>(largest);
-    for (unsigned part = lane; part < parts.count; part += WARP) {
-      const float* extent = parts.extents + ((begin + part) * of_group + first_head + head) * 2;
-      const float factor = power_of_2(load_fresh(extent) - largest);
-      factors[head][part] = factor;
-      sum = fmaf(load_fresh(extent + 1), factor, sum);
-    }
-    sum = sum_of<WARP>(sum);
-    for (unsigned part = lane; part < parts.count; part += WARP) factors[head][part] /= sum;
+// Whether the block's part of a group is the last one to end. Then the block sees what the others wrote. One thread's
+// release is enough for a block whose threads have met.
+__device__ __forceinline__ bool ends_last(unsigned* ended, unsigned count) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(ended)), "r"(1u)
+                 : "memory");
+    is_last = before == count - 1;
+    if (is_last) *ended = 0;
   }
   __syncthreads();
+  return is_last;
+}
+
+// What the parts of each head are multiplied with, by a warp a head.
+__device__ __forceinline__ void share_parts(float (&factors)[HEADS][MOST_PARTS], const float2* extents,
+                                            unsigned of_group, unsigned count, unsigned heads) {
+  const unsigned lane = threadIdx.x % WARP;
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < heads * HEAD; i += THREADS) {
-    const float* from = parts.sums + (begin * of_group + first_head) * HEAD + i;
-    float result = 0.0f;
-#pragma unroll 8
-    for (unsigned part = 0; part < parts.count; ++part) {
-      result = fmaf(load_fresh(from + static_cast<long long>(part) * of_group * HEAD), factors[i / HEAD][part], result);
+  for (unsigned head = threadIdx.x / WARP; head < heads; head += WARPS) {
+    float2 own[MOST_PARTS / WARP];
+    float largest = NONE, sum = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < MOST_PARTS / WARP; ++i) {
+      const unsigned part = lane + i * WARP;
+      own[i] = part < count ? load_fresh(extents + part * of_group + head) : make_float2(NONE, 0.0f);
+      largest = fmaxf(largest, own[i].x);
     }
-    all.y[y_begin + i] = T(result);
+    largest = largest_of<WARP>(largest);
+#pragma unroll
+    for (unsigned i = 0; i < MOST_PARTS / WARP; ++i) {
+      own[i].x = power_of_2(own[i].x - largest);
+      sum = fmaf(own[i].y, own[i].x, sum);
+    }
+    sum = sum_of<WARP>(sum);
+#pragma unroll
+    for (unsigned i = 0; i < MOST_PARTS / WARP; ++i) factors[head][lane + i * WARP] = own[i].x / sum;
+  }
+}
+
+// Adds up the parts of a group. A thread has four elements of some of the parts; their threads meet in `meeting`.
+__device__ __forceinline__ void meet(const Attention& all, const Parts& parts, float4* meeting, unsigned group,
+                                     unsigned first_head, unsigned heads, T* y) {
+  __shared__ float factors[HEADS][MOST_PARTS];
+  constexpr unsigned AT_ONCE = 8;  // parts that a thread asks for before it needs one
+  const unsigned of_group = all.heads_of_group();
+  const long long begin = static_cast<long long>(group) * parts.count * of_group + first_head;
+  const unsigned columns = heads * HEAD / 4, across = min(columns, THREADS), teams = THREADS / across;
+  const unsigned team = threadIdx.x / across;
+#pragma unroll 1
+  for (unsigned column = threadIdx.x % across, first = 0; first < columns; first += across, column += across) {
+    const float4* from = reinterpret_cast<const float4*>(parts.sums + begin * HEAD) + column;
+    const float* factor = factors[column * 4 / HEAD];
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (unsigned part = team; part - team < parts.count; part += AT_ONCE * teams) {
+      float4 own[AT_ONCE];
+#pragma unroll
+      for (unsigned i = 0; i < AT_ONCE; ++i) {
+        const unsigned p = min(part + i * teams, parts.count - 1);
+        if (column < columns) own[i] = load_fresh(from + static_cast<long long>(p) * of_group * (HEAD / 4));
+      }
+      if (first == 0 && part == team) {
+        share_parts(factors, parts.extents + begin, of_group, parts.count, heads);
+        __syncthreads();
+      }
+#pragma unroll
+      for (unsigned i = 0; i < AT_ONCE; ++i) {
+        const unsigned p = part + i * teams;
+        const float share = p < parts.count ? factor[p] : 0.0f;
+        sum.x = fmaf(own[i].x, share, sum.x), sum.y = fmaf(own[i].y, share, sum.y);
+        sum.z = fmaf(own[i].z, share, sum.z), sum.w = fmaf(own[i].w, share, sum.w);
+      }
+    }
+    meeting[threadIdx.x] = sum;
+    __syncthreads();
+    if (team == 0 && column < columns) {
+#pragma unroll 1
+      for (unsigned other = 1; other < teams; ++other) {
+        const float4 own = meeting[threadIdx.x + other * across];
+        sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
+      }
+      *reinterpret_cast<uint2*>(y + column * 4) =
+          make_uint2(rounded_pair<T>(sum.x, sum.y), rounded_pair<T>(sum.z, sum.w));
+    }
+    __syncthreads();
   }
 }
 
@@ -149,11 +211,10 @@ __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_g
 // multiple of KEYS.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     decode_attention_tuned(const T* q, const T* keys, const T* values, T* y, float* sums_of_parts,
-                           float* extents_of_parts, unsigned* ended, unsigned heads, unsigned groups, unsigned tokens,
+                           float2* extents_of_parts, unsigned* ended, unsigned heads, unsigned groups, unsigned tokens,
                            unsigned count, unsigned tokens_of_part, float scale) {
   extern __shared__ uint4 dynamic[];
-  __shared__ Meeting meeting;
-  __shared__ bool is_last;
+  __shared__ alignas(16) Meeting meeting;
   const Attention all{q, keys, values, y, heads, groups, tokens, scale};
   const Parts parts{sums_of_parts, extents_of_parts, ended, count};
   const unsigned group = blockIdx.x / count, part = blockIdx.x % count, lane = threadIdx.x % WARP;
@@ -166,12 +227,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   constexpr unsigned STRIDE = WARPS * KEYS;
   unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
-  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * Step::PACKS * WARP) + lane;
+  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * SLOT);
   let_next_begin();
 #pragma unroll
   for (unsigned r = 0; r < AHEAD; ++r) {
     if (r) close_copies();
-    kept.copy<BUT_LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
+    copy_step<BUT_LAST>(ring + r * SLOT, kept, first + r * STRIDE);
   }
   if (threadIdx.x == 0) {
     const unsigned begin = part * tokens_of_part, bytes = min(end - begin, MOST_FETCHED) * HEAD * sizeof(T);
@@ -188,10 +249,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
     }
   }
-  if (end > kept.last) {
+  const T *const key = kept.keys + Kept::place(kept.last, 0), *const value = kept.values + Kept::place(kept.last, 0);
 #pragma unroll 1
-    for (unsigned r = 0; r < AHEAD; ++r) kept.copy<LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+  for (unsigned r = 0; r < AHEAD; ++r) {
+    copy_last(ring + r * SLOT, kept, first + r * STRIDE, key, value,
+              [](const uint4* from) { return load_fresh(from); });
   }
   close_copies();
   Softmax softmax;
@@ -199,10 +261,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
   for (; first < end; first += STRIDE) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-    uint4* const place = ring + slot * Step::PACKS * WARP;
-    softmax.add(Step(place), query, first, end, scale);
-    kept.copy<ALL>(place, first + AHEAD * STRIDE);
+    uint4* const place = ring + slot * SLOT;
+    const Step step = take_step(place);
+    copy_step<ALL>(place, kept, first + AHEAD * STRIDE);
     close_copies();
+    softmax.add(step, query, first, end, scale);
     slot = slot + 1 == AHEAD ? 0 : slot + 1;
   }
   meeting.put(softmax, here);
@@ -224,20 +287,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     } else {
       const long long place = (static_cast<long long>(blockIdx.x) * of_group + first_head) * HEAD + i;
       parts.sums[place] = result;
-      if (element == 0) parts.extents[place / HEAD * 2] = largest, parts.extents[place / HEAD * 2 + 1] = sum;
+      if (element == 0) parts.extents[place / HEAD] = make_float2(largest, sum);
     }
   }
-  if (count == 1) return;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned* own_count = parts.ended + group * gridDim.y + blockIdx.y;
-    is_last = atomicAdd(own_count, 1u) == count - 1;
-    if (is_last) *own_count = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  meet(all, parts, group, first_head, here, own);
+  if (count == 1 || !ends_last(parts.ended + group * gridDim.y + blockIdx.y, count)) return;
+  meet(all, parts, reinterpret_cast<float4*>(&meeting), group, first_head, here, y + own);
 }
 #endif

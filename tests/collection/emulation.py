@@ -44,6 +44,7 @@ INSTRUCTIONS = {
     "cp.async.wait_all": "wait_for_all_copies",
     "cp.async.bulk.shared": "copy_bulk",
     "mapa": "map_to",
+    "atom.add.acq_rel.gpu.global.u32": "add_in_turn",
     "st.async": "send",
     "mbarrier.init": "barrier_init",
     "mbarrier.arrive.expect_tx": "barrier_expect",

@@ -27,6 +27,23 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // e^(x - most). The difference comes first: it is exact where x is near `most`, however large both are.
 __device__ __forceinline__ float exp_below(float x, float most) { return exp2_fast((x - most) * LOG2_E); }
 
+// Exponentials below the number `most`, by one multiply-add and one instruction each: e^(x - most) = at(x) * scale. `most`
+// times log2(e) is rounded, and `scale` takes back by how much, so that a result is as exact as that of exp_below(). Where
+// `most` is so large that what is taken back isn't near 1, the difference comes first.
+struct Below {
+  float most, minus, scale;
+  bool near;
+
+  __device__ __forceinline__ explicit Below(float most)
+      : most(most), minus(-(most * LOG2_E)), near(fabsf(most) < 32768.0f) {
+    scale = near ? exp2_fast(-fmaf(most, LOG2_E, minus)) : 1.0f;
+  }
+  template <bool Near>
+  __device__ __forceinline__ float at(float x) const {
+    return Near ? exp2_fast(fmaf(x, LOG2_E, minus)) : exp_below(x, most);
+  }
+};
+
 // Merges pairs: the largest of some logits, and the sum of e^(logit - largest). Where all logits are -inf the sum is
 // zero: other threads may have larger ones.
 __device__ __forceinline__ float base_of(float most) { return most == MINUS_INFINITY ? 0.0f : most; }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -42,6 +44,16 @@ def test_each_loss_of_extreme_rows_is_right(trial, monkeypatch, variant, dtype):
     for values in SIZES:
         made = trial("cross_entropy", variant, dtype, device="cuda", **values)
         assert wrong_losses(made, monkeypatch) is None, values
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+def test_each_loss_is_right_by_plans_that_may_be_tried(trial, monkeypatch, cluster):
+    for (threads, units, resident), columns in itertools.product(
+        ((64, 1, 2048), (256, 8, 1024), (512, 4, 2048), (1024, 2, 1024)), (50_257, 128_256)
+    ):
+        plan = {"threads": threads, "units": units, "resident": resident, "cluster": cluster}
+        made = trial("cross_entropy", "tuned", "bfloat16", device="cuda", M=40, V=columns)
+        assert wrong_losses(made, monkeypatch, plan) is None, (plan, columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -117,23 +117,29 @@ __device__ __forceinline__ float largest(const Pack<__nv_bfloat16>& pack) {
   return largest_of_pairs(reinterpret_cast<const __nv_bfloat162(&)[4]>(pack));
 }
 
+template <bool Near, typename Row>
+__device__ __forceinline__ float sum_chunks(const Below& below, const typename Row::Chunk (&chunks)[Row::CHUNKS]) {
+  float sum = 0.0f, values[Row::CHUNK];
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    widen(chunks[j], values);
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) sum += below.template at<Near>(values[e]);
+  }
+  return sum;
+}
 // The largest logit of a row and the sum below it, from a row in registers, in which what a thread lacks is -inf. A warp
 // takes the largest of its own logits, so that the warps of a team have to exchange numbers only once.
 template <typename Row>
 __device__ __forceinline__ void sum_registers(const Row& row, const typename Row::Chunk (&chunks)[Row::CHUNKS],
                                               float (&both)[2]) {
-  float most[1] = {MINUS_INFINITY}, sum[1] = {0.0f}, values[Row::CHUNK];
+  float most[1] = {MINUS_INFINITY}, sum[1];
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
   row.team.template in_warp<Max>(most);
-  const float base = base_of(most[0]);
-#pragma unroll
-  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-    widen(chunks[j], values);
-#pragma unroll
-    for (unsigned e = 0; e < Row::elements(j); ++e) sum[0] += exp_below(values[e], base);
-  }
+  const Below below(base_of(most[0]));
+  sum[0] = below.near ? sum_chunks<true, Row>(below, chunks) : sum_chunks<false, Row>(below, chunks);
   row.team.template in_warp<Sum>(sum);
-  both[0] = most[0], both[1] = sum[0];
+  both[0] = most[0], both[1] = sum[0] * below.scale;
   row.team.template across_warps<Exponentials>(both);
 }

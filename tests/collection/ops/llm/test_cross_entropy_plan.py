@@ -46,7 +46,7 @@ def test_every_vocabulary_has_a_plan_that_can_be_launched(arch: str) -> None:
             assert TUNING.obstacle(case_of(rows, columns, dtype), plan) is None, (rows, columns, dtype, plan)
             assert_can_be_launched(gpu, rows, plan)
             assert plan["resident"] == gpu.resident_threads
-            assert plan["cluster"] == 1 or rows * plan["cluster"] * 512 <= gpu.multiprocessors * gpu.resident_threads
+            assert plan["cluster"] == 1 or rows * plan["cluster"] * 1024 <= gpu.multiprocessors * gpu.resident_threads
 
 
 @one_test("arch", KNOWN)
@@ -63,14 +63,21 @@ def test_every_plan_that_may_be_tried_can_be_launched(arch: str) -> None:
     assert counts[3] > 0
 
 
-def test_few_rows_are_shared_as_long_as_all_blocks_run_at_a_time() -> None:
-    with assuming(KNOWN["sm_90"]):  # 528 blocks of 512 threads at a time
-        clusters = {
-            (rows, columns): TUNING.rule(case_of(rows, columns))["cluster"]
-            for rows, columns in ((1, 128_256), (66, 128_256), (128, 151_936), (264, 50_257), (265, 50_257), (1, 4095))
-        }
-        assert list(clusters.values()) == [8, 8, 4, 2, 1, 1]
-        assert TUNING.rule(case_of(1, 4096))["cluster"] == 2  # 256 packs a block
+def clusters(columns: int, *rows: int) -> list[int]:
+    """Blocks that share a row, by the rule."""
+    return [TUNING.rule(case_of(count, columns))["cluster"] for count in rows]
+
+
+def test_few_rows_are_shared_until_half_of_the_threads_that_run_at_a_time_are_taken() -> None:
+    with assuming(KNOWN["sm_90"]):  # 264 blocks of 512 threads are half
+        for columns in (128_256, 151_936, 262_144):
+            assert clusters(columns, 1, 33, 34, 64, 66, 67, 128, 132) == [8, 8, 4, 4, 4, 2, 2, 2], columns
+            assert clusters(columns, 133, 4096, 8192) == [1, 1, 1], columns
+
+
+def test_a_row_is_shared_by_no_more_blocks_than_have_256_packs_each() -> None:
+    with assuming(KNOWN["sm_90"]):
+        assert [*clusters(4095, 1), *clusters(4096, 1), *clusters(16_383, 1), *clusters(16_384, 1)] == [1, 2, 4, 8]
 
 
 def test_long_rows_take_whole_blocks_and_short_rows_small_ones() -> None:

@@ -117,32 +117,21 @@ struct Online {
 #pragma unroll
     for (unsigned u = 1; u < UNITS; ++u) keep_larger(larger, group[u]);
     const float higher = fmaxf(most, largest(larger));
-    const Below below(higher);
     sum *= exp_below(most, higher);
     most = higher;
-    if (below.near) {
-      sum = fmaf(sum_group<true>(below, group), below.scale, sum);
-    } else {
-      sum += sum_group<false>(below, group);
+    float of_group = 0.0f, values[Pack<T>::SIZE];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; ++u) {
+      widen(group[u], values);
+#pragma unroll
+      for (float value : values) of_group += exp_below(value, most);
     }
+    sum += of_group;
   }
   __device__ __forceinline__ void take_one(float x) {
     const float higher = fmaxf(most, x);
     sum = sum * exp_below(most, higher) + exp_below(x, higher);
     most = higher;
-  }
-
- private:
-  template <bool Near>
-  static __device__ __forceinline__ float sum_group(const Below& below, const Group& group) {
-    float sum = 0.0f, values[Pack<T>::SIZE];
-#pragma unroll
-    for (unsigned u = 0; u < UNITS; ++u) {
-      widen(group[u], values);
-#pragma unroll
-      for (float value : values) sum += below.template at<Near>(value);
-    }
-    return sum;
   }
 };
 

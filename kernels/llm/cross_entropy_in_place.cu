@@ -89,6 +89,49 @@ struct OwnRow : PackedRow<T, COUNT, RAGGED, Team> {
   }
 };
 
+// Exponentials below the number `most`, by one multiply-add and one instruction each: e^(x - most) = at(x) * scale. `most`
+// times log2(e) is rounded, and `scale` takes back by how much, so that a result is as exact as that of exp_below(). Where
+// `most` is so large that what is taken back isn't near 1, the difference comes first.
+struct Below {
+  float most, minus, scale;
+  bool near;
+
+  __device__ __forceinline__ explicit Below(float most)
+      : most(most), minus(-(most * LOG2_E)), near(fabsf(most) < 32768.0f) {
+    scale = near ? exp2_fast(-fmaf(most, LOG2_E, minus)) : 1.0f;
+  }
+  template <bool Near>
+  __device__ __forceinline__ float at(float x) const {
+    return Near ? exp2_fast(fmaf(x, LOG2_E, minus)) : exp_below(x, most);
+  }
+};
+
+template <bool Near>
+__device__ __forceinline__ float sum_chunks(const Below& below, const OwnRow::Chunk (&chunks)[OwnRow::CHUNKS]) {
+  float sum = 0.0f, values[OwnRow::CHUNK];
+#pragma unroll
+  for (unsigned j = 0; j < OwnRow::CHUNKS; ++j) {
+    widen(chunks[j], values);
+#pragma unroll
+    for (unsigned e = 0; e < OwnRow::elements(j); ++e) sum += below.at<Near>(values[e]);
+  }
+  return sum;
+}
+// The largest logit of a row and the sum below it, from a row in registers, in which what a thread lacks is -inf. A warp
+// takes the largest of its own logits, so that the warps of a team have to exchange numbers only once.
+__device__ __forceinline__ void sum_registers(const OwnRow& row, const OwnRow::Chunk (&chunks)[OwnRow::CHUNKS],
+                                              float (&both)[2]) {
+  float most[1] = {MINUS_INFINITY}, sum[1];
+#pragma unroll
+  for (unsigned j = 0; j < OwnRow::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
+  row.team.in_warp<Max>(most);
+  const Below below(base_of(most[0]));
+  sum[0] = below.near ? sum_chunks<true>(below, chunks) : sum_chunks<false>(below, chunks);
+  row.team.in_warp<Sum>(sum);
+  both[0] = most[0], both[1] = sum[0] * below.scale;
+  row.team.across_warps<Exponentials>(both);
+}
+
 // Whether this thread has a column of its row, in one of its packs or as a single element.
 __device__ __forceinline__ bool has_column(const OwnRow& row, unsigned column) {
   const unsigned pack = (column - row.head) / OwnRow::CHUNK;
@@ -103,7 +146,7 @@ struct Share {
   const Below& below;
   float unit;
 
-  __device__ __forceinline__ float operator()(float x) const { return below.template at<Near>(x) * unit; }
+  __device__ __forceinline__ float operator()(float x) const { return below.at<Near>(x) * unit; }
 };
 struct Zero {
   __device__ __forceinline__ float operator()(float) const { return 0.0f; }

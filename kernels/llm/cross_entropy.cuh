@@ -82,7 +82,7 @@ __device__ __forceinline__ void sum_online(BlockTeam<ANY_BLOCK>& team, const Ele
   team.template all<Exponentials>(both);
 }
 
-// ---- Rows in registers.
+// ---- Packs of 16 bytes.
 
 // The largest of a pack's elements, two halves at a time. NaN is ignored, as fmaxf does.
 __device__ __forceinline__ float largest(const Pack<float>& pack) {
@@ -98,25 +98,4 @@ __device__ __forceinline__ float largest(const Pack<__half>& pack) {
 }
 __device__ __forceinline__ float largest(const Pack<__nv_bfloat16>& pack) {
   return largest_of_pairs(reinterpret_cast<const __nv_bfloat162(&)[4]>(pack));
-}
-
-// The largest logit of a row and the sum below it, from a row in registers, in which what a thread lacks is -inf. A warp
-// takes the largest of its own logits, so that the warps of a team have to exchange numbers only once.
-template <typename Row>
-__device__ __forceinline__ void sum_registers(const Row& row, const typename Row::Chunk (&chunks)[Row::CHUNKS],
-                                              float (&both)[2]) {
-  float most[1] = {MINUS_INFINITY}, sum[1] = {0.0f}, values[Row::CHUNK];
-#pragma unroll
-  for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
-  row.team.template in_warp<Max>(most);
-  const float base = base_of(most[0]);
-#pragma unroll
-  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-    widen(chunks[j], values);
-#pragma unroll
-    for (unsigned e = 0; e < Row::elements(j); ++e) sum[0] += exp_below(values[e], base);
-  }
-  row.team.template in_warp<Sum>(sum);
-  both[0] = most[0], both[1] = sum[0];
-  row.team.template across_warps<Exponentials>(both);
 }

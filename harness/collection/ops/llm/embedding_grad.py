@@ -33,12 +33,11 @@ if TYPE_CHECKING:
 NO_PADDING = -1
 _PADDING = {"none": NO_PADDING, "first": 0}
 
-# As in embedding_grad.cu.
-_WINDOW = 128  # tokens
-_GROUP_BLOCK, _ROW_THREADS = 1024, 256  # threads
+_WINDOW = 32  # tokens of one id that a block sums before
+_ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
+_GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
-_ROW_BLOCKS = 8  # blocks of a multiprocessor that sum
 _MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
@@ -119,7 +118,8 @@ def too_many(case: Case) -> str | None:
 
 
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
-    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **macros}
+    sizes: dict[str, str | int] = {"WINDOW": _WINDOW, "ROW_THREADS": _ROW_THREADS, "ROW_BLOCKS": _ROW_BLOCKS}
+    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **sizes, **macros}
     return ctx.kernel("embedding_grad.cu", f"embedding_grad_{entry}", options)
 
 

@@ -115,6 +115,16 @@ def test_one_token_for_all_ids_is_summed_by_windows(trial):
     assert complaint(made) is None
 
 
+@pytest.mark.parametrize("padding", ["none", "first"])
+def test_sums_of_an_embedding_are_right_whatever_the_ids(trial, padding):
+    tokens = torch.arange(5000, device="cuda")
+    every = {"different": tokens.flip(0), "many of each": tokens // 700, "in turn": tokens % 7, "ignored": 0 * tokens}
+    for name, ids in every.items():
+        made = trial("embedding_grad", "tuned", "bfloat16", device="cuda", T=5000, V=5000, H=4096, padding=padding)
+        made.inputs.ids.copy_(ids)
+        assert complaint(made) is None, name
+
+
 @pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_grad", "cross_entropy_in_place"])
 def test_targets_that_are_no_columns_are_not_read(trial, op):
     made = trial(op, "tuned", "bfloat16", device="cuda", M=4, V=1000)

@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 // 2. Rows in shared memory, ahead of the work. Rows are whole packs, and tensors are aligned.
 //
 //    Macros: THREADS (of a block), BLOCKS (that a multiprocessor is to hold), KEPT (packs of a row that a thread has),
-//    STAGES (rows for which there is room; with one alone, the next row is fetched to the L2).
+//    STAGES (rows for which there is room). With one or two of them, the row behind those under way is fetched to the L2:
+//    while a row is reduced, nothing else would be under way.
 //
 //    What norm_grad_stages.cuh asks for: packs, a block a row.
 #define SINGLES 0
@@ -144,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const float share = 1.0f / columns;
   const Fetches fetches;
   for (unsigned s = 0; s < AHEAD; ++s) three.fetch(fetches, blockIdx.x + s * step, s);
+  if constexpr (AHEAD == 1) three.announce(fetches, blockIdx.x + step);
   BlockTeam<THREADS> team;
   unsigned stage = 0, before = AHEAD, phase = 0;
   for (long long row = blockIdx.x; row < rows; row += step) {
@@ -166,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     team.template all<Sum>(means);
     // All threads are past the row before, whose stage is free.
     if constexpr (AHEAD > 0) three.fetch(fetches, row + AHEAD * step, before);
+    if constexpr (AHEAD == 1) three.announce(fetches, row + 2 * step);
     // What isn't kept is read from the stage once more, since the registers are for the sums of columns.
     asm volatile("" ::: "memory");
 #pragma unroll

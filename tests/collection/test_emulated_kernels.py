@@ -25,6 +25,7 @@ CASES = [
     rare("add_rms_norm_quantize", "float16", {"M": 3, "N": 77}, "two_pass", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, "tuned", {}),
     rare("add_rms_norm_grad", "float32", {"M": 7, "N": 14_336}, "tuned", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 8, "N": 14_336}, "tuned", {}),
     rare("add_rms_norm_grad", "float16", {"M": 50, "N": 77}, "dx", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 37, "N": 264}, "spread", {}),
     rare("add_rms_norm_grad", "float16", {"M": 261, "N": 8}, "spread", {}),

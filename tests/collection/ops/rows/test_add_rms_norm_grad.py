@@ -106,6 +106,13 @@ def test_the_rules_plan_is_legal_on_each_gpu(arch, rows, columns):
         assert TUNING.obstacle(case, plan) is None
 
 
+@one_test(("stages", "fetches"), [(1, 1), (2, 2), (3, 0)])
+def test_a_row_is_fetched_to_the_l2_where_few_stages_are_under_way(ptx, stages, fetches):
+    macros = {"SCALAR": "__nv_bfloat16", "THREADS": 448, "BLOCKS": 1, "KEPT": 4, "STAGES": stages}
+    text = ptx("add_rms_norm_grad.cu", "add_rms_norm_grad_tuned", macros)
+    assert text.count("cp.async.bulk.prefetch.L2") == 3 * fetches  # of dy, x and dsum
+
+
 @one_test("kept", [1, 2])
 def test_a_search_may_try_one_block_of_a_multiprocessor(kept):
     """Such a plan has half of the rule's partial sums."""

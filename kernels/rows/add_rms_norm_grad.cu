@@ -82,21 +82,14 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 //    STAGES (rows for which there is room). With one or two of them, the row behind those under way is fetched to the L2:
 //    while a row is reduced, nothing else would be under way.
 //
-//    DIRECT (0 or 1): the sums don't need dsum. With 1 its row is fetched to the L2 alone, and comes from there to
-//    registers while the row is reduced, so that a stage is two rows, and more stages fit.
-//
 //    What norm_grad_stages.cuh asks for: packs, a block a row.
 #define SINGLES 0
 #define CLUSTER 1
 #define LANES 0
 #define AT_ONCE 1
 #include "norm_grad_stages.cuh"
-#ifndef DIRECT
-#define DIRECT 0
-#endif
 
 using Packs = Pack<T>;
-constexpr unsigned ROWS = DIRECT ? 2 : 3;  // of a stage
 
 // Where the rows of dy, x and dsum lie in a stage, and how they come there.
 struct ThreeRows {
@@ -106,18 +99,14 @@ struct ThreeRows {
   unsigned columns, packs;
 
   __device__ __forceinline__ const T* in_stage(unsigned stage, unsigned which) const {
-    return reinterpret_cast<const T*>(memory) + (stage * ROWS + which) * static_cast<size_t>(columns);
+    return reinterpret_cast<const T*>(memory) + (stage * 3 + which) * static_cast<size_t>(columns);
   }
   __device__ __forceinline__ void fetch(const Fetches& fetches, long long row, unsigned stage) const {
     if (row < rows && Fetches::mine()) {
-      fetches.expect(stage, ROWS * packs);
+      fetches.expect(stage, 3 * packs);
       start(fetches, stage, 0, dy, row);
       start(fetches, stage, 1, x, row);
-      if constexpr (DIRECT) {
-        fetches.to_l2(from(dsum, row), packs);
-      } else {
-        start(fetches, stage, 2, dsum, row);
-      }
+      start(fetches, stage, 2, dsum, row);
     }
     fetches.close();
   }
@@ -175,13 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       add_chunk(of, shared_chunk<Packs>(own_dy + column(j)), shared_chunk<Packs>(own_x + column(j)), scale[j], means,
                 sums[j]);
     }
-    Packs residual[KEPT];  // with DIRECT alone
-    if constexpr (DIRECT) {
-#pragma unroll
-      for (unsigned j = 0; j < KEPT; ++j) {
-        if (has(j)) residual[j] = load_pack(dsum + row * columns + column(j));
-      }
-    }
     means[0] *= share;
     team.template all<Sum>(means);
     // All threads are past the row before, whose stage is free.
@@ -195,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float slope[SIZE], value[SIZE], factor[SIZE], added[SIZE];
       widen(shared_chunk<Packs>(own_dy + column(j)), slope);
       widen(shared_chunk<Packs>(own_x + column(j)), value);
-      widen(DIRECT ? residual[j] : shared_chunk<Packs>(own_dsum + column(j)), added);
+      widen(shared_chunk<Packs>(own_dsum + column(j)), added);
       widen(scale[j], factor);
 #pragma unroll
       for (unsigned e = 0; e < SIZE; ++e) {

@@ -24,8 +24,6 @@ CASES = [
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
     rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"way": "stages", "kept": 2, "resident": 1}]),
-    rare("add_rms_norm_grad", "float16", {"M": 20, "N": 2056}, [{"way": "direct", "kept": 2, "resident": 2}]),
-    rare("add_rms_norm_grad", "bfloat16", {"M": 8, "N": 14_336}, [{"way": "stages", "kept": 4, "resident": 1}]),
 ]
 
 

@@ -66,17 +66,14 @@ def test_our_variants_are_right(catalogue, trial, op, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_way_of_the_gradient_of_rows_is_right(trial, monkeypatch, dtype):
-    for most, short, ways in ((0, 0, {"stages"}), (0, 4, {"stages", "direct"}), (2**40, 0, {"few"})):
+def test_both_ways_of_the_gradient_of_rows_are_right(trial, monkeypatch, dtype):
+    for most, way in ((0, "stages"), (2**40, "few")):
         monkeypatch.setattr(_add_norm_grad, "_FEW_BYTES", most)
-        monkeypatch.setattr(_add_norm_grad, "_SHORT", short)
-        found = set()
         for sizes in (*ROWS, {"M": 261, "N": 264}, {"M": 1000, "N": 4096}, {"M": 1, "N": 8}):
             made = trial("add_rms_norm_grad", "tuned", dtype, device="cuda", **sizes)
             plan = made.ctx.op.variants["tuned"].tuning.rule(made.ctx.case)
-            found.add(plan and plan["way"])
-            assert complaint(made) is None, (plan, sizes)
-        assert found == {None, *ways}
+            assert plan is None or plan["way"] == way
+            assert complaint(made) is None, (way, sizes)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,6 @@
 // away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
 // windows are short; and where the tokens of a block's next TABLE rows lie is looked up at once, into shared memory.
 //
-// Grouping and windows leave memory idle. So both launches have spare blocks, which write zeros to the last rows of dweight
-// meanwhile: most vocabularies begin with the frequent ids. The last launch leaves out those of these rows that have no
-// token. (A row with tokens is written twice.)
-//
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
 // (of a block that sums), ROW_BLOCKS (of them, for which a multiprocessor is to have registers).
@@ -121,36 +117,18 @@ __device__ __forceinline__ unsigned threads_before(unsigned before, unsigned own
   return before + warp_sum(lane < warp ? sum : 0);
 }
 
-// Writes zeros to `rows` rows from `first` on, by `blocks` blocks, of which this is number `block`.
-__device__ __forceinline__ void write_zeros(T* __restrict__ dweight, unsigned columns, unsigned first, unsigned rows,
-                                            unsigned block, unsigned blocks) {
-  T* to = dweight + static_cast<long long>(first) * columns;
-  const long long elements = static_cast<long long>(rows) * columns;
-  const long long step = static_cast<long long>(blocks) * blockDim.x * Chunk::SIZE;
-  for (long long i = (static_cast<long long>(block) * blockDim.x + threadIdx.x) * Chunk::SIZE; i < elements; i += step) {
-    store_chunk(to + i, Chunk{});
-  }
-}
-
-// 2^log2_blocks blocks; block b has the ids whose lowest bits are b. bins: of shared memory, one for each such id. The
-// blocks behind them write zeros to `zeros` rows from zeros_from on.
+// A grid of 2^log2_blocks blocks; block b has the ids whose lowest bits are b. bins: of shared memory, one for each such id.
 extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
     embedding_grad_group(const long long* __restrict__ ids, unsigned* __restrict__ order, unsigned* __restrict__ begin,
                          unsigned* __restrict__ end, unsigned* __restrict__ counted, unsigned tokens,
-                         unsigned vocabulary, unsigned log2_blocks, unsigned bins_of_block, T* __restrict__ dweight,
-                         unsigned columns, unsigned zeros_from, unsigned zeros) {
+                         unsigned vocabulary, unsigned log2_blocks, unsigned bins_of_block) {
   constexpr unsigned ROOM = 2 * GROUP_BLOCK;
-  const unsigned groups = 1u << log2_blocks, mask = groups - 1;
-  if (blockIdx.x >= groups) {
-    write_zeros(dweight, columns, zeros_from, zeros, blockIdx.x - groups, gridDim.x - groups);
-    return;
-  }
   extern __shared__ uint4 shared[];
   unsigned* bins = reinterpret_cast<unsigned*>(shared);
   __shared__ WarpSums of_warps[2];
   __shared__ unsigned own_bins[ROOM];
   __shared__ unsigned own_tokens[ROOM];
-  const unsigned lane = threadIdx.x % WARP;
+  const unsigned lane = threadIdx.x % WARP, mask = (1u << log2_blocks) - 1;
 
   // How many tokens come before the block's, and how many tokens each of its ids has.
   for (unsigned bin = threadIdx.x; bin < bins_of_block; bin += GROUP_BLOCK) bins[bin] = 0;
@@ -291,18 +269,11 @@ __device__ __forceinline__ void add_windows(const float* __restrict__ partial, u
   }
 }
 
-// The sums of windows that have one id alone, (windows, columns). A block has a window and ROW_THREADS chunks of columns;
-// blocks behind the windows write zeros.
+// The sums of windows that have one id alone, (windows, columns). A block has a window and ROW_THREADS chunks of columns.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_windows(const T* __restrict__ dy, const long long* __restrict__ ids,
                            const unsigned* __restrict__ order, const unsigned* __restrict__ counted,
-                           float* __restrict__ partial, unsigned columns, T* __restrict__ dweight, unsigned windows,
-                           unsigned zeros_from, unsigned zeros) {
-  if (blockIdx.x >= windows) {
-    const unsigned block = (blockIdx.x - windows) * gridDim.y + blockIdx.y;
-    write_zeros(dweight, columns, zeros_from, zeros, block, (gridDim.x - windows) * gridDim.y);
-    return;
-  }
+                           float* __restrict__ partial, unsigned columns) {
   const unsigned from = blockIdx.x * WINDOW, to = from + WINDOW;
   if (to > *counted || ids[order[from]] != ids[order[to - 1]]) return;
   const unsigned column = (blockIdx.y * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
@@ -312,12 +283,12 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
   store_floats(partial + static_cast<long long>(blockIdx.x) * columns + column, sums);
 }
 
-// Rows of dweight, which blocks take in turn. From zeros_from on rows are zeros already.
+// Rows of dweight, which blocks take in turn.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_rows(const T* __restrict__ dy, const unsigned* __restrict__ order,
                         const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
                         const float* __restrict__ partial, T* __restrict__ dweight, unsigned vocabulary,
-                        unsigned columns, unsigned zeros_from) {
+                        unsigned columns) {
   __shared__ uint2 table[TABLE];
   // 64 bits: a row behind the last one may have a number that 32 bits can't hold.
   const long long step = gridDim.x;
@@ -338,7 +309,6 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
       const unsigned from = table[r].x, to = table[r].y;
       T* row = dweight + id * columns;
       if (from == to) {
-        if (id >= zeros_from) continue;
         for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
           store_chunk(row + column, Chunk{});
         }

@@ -17,7 +17,8 @@
 // Nearly all rows of a large vocabulary have no token, and are written as fast as memory takes zeros. What must not happen
 // is that one block waits for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
 // away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
-// windows are short; and where the tokens of a block's next TABLE rows lie is looked up at once, into shared memory.
+// windows are short, but longer where tokens are many, since the sum of each goes through memory; and where the tokens of
+// a block's next TABLE rows lie is looked up at once, into shared memory.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS

@@ -1,4 +1,4 @@
-// The backward of a residual connection and RMSNorm for few rows, whose tensors fit into the L2. The work is spread over
+// The backward of a residual connection and RMSNorm for few rows, whose tensors stay in the L2. The work is spread over
 // the whole GPU, and no partial sums of columns go through memory: a first kernel makes the sums of rows, and fetches dsum
 // to the L2. A second one makes dx and dgamma: a block has few columns and all rows, so its sums of columns are the result.
 // It reads dy and x once more, and dsum, all from the L2. Rows are whole packs, and tensors are aligned.

@@ -13,8 +13,8 @@
 // while one is worked on.
 //
 // Few rows leave a block one or two of them, and then its sums of columns, in float32, are as much to write and to read
-// again as a row of each of two tensors. So rows whose tensors fit into the L2 go another way (3): sums of rows first, then
-// the rest, by columns, which reads dy and x again from there.
+// again as a row of each of two tensors. So rows whose tensors are a small part of the L2 go another way (3): sums of rows
+// first, then the rest, by columns, which reads dy and x again from there.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //

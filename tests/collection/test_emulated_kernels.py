@@ -27,7 +27,7 @@ CASES = [
     rare("add_rms_norm_grad", "float32", {"M": 7, "N": 14_336}, "tuned", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 8, "N": 14_336}, "tuned", {}),
     rare("add_rms_norm_grad", "float16", {"M": 50, "N": 77}, "dx", {}),
-    rare("add_rms_norm_grad", "bfloat16", {"M": 37, "N": 264}, "spread", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 133, "N": 136}, "spread", {}),
     rare("add_rms_norm_grad", "float16", {"M": 261, "N": 8}, "spread", {}),
     rare("add_rms_norm_grad", "float32", {"M": 128, "N": 36}, "spread", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 1, "N": 5000}, "spread", {}),
@@ -68,7 +68,8 @@ CASES = [
 def gpu(monkeypatch, emulated_folder):
     compiler()
     monkeypatch.setattr(embedding_grad, "_FEWEST_GROUPS", 2)  # each is a block of 1024 threads
-    monkeypatch.setattr(_add_norm_grad, "_FEW_BYTES", 2**16)  # so that not all of these rows are few
+    monkeypatch.setattr(_add_norm_grad, "_FEW_BYTES", 2**17)  # so that not all of these rows are few
+    monkeypatch.setattr(_add_norm_grad, "_NARROW", 16)  # so that some of these few rows are long
     return Gpu(emulated_folder)
 
 

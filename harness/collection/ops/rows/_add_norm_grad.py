@@ -24,9 +24,8 @@ _MOST_STAGES = 4
 _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
 
 _FEW: dict[str, Value] = {"way": "few", "kept": 1, "resident": 1}
-_FEW_BYTES = 24 * 2**20  # of dy, dsum and x together, up to which rows are few: half of the L2 of an H200
-FEW_MACROS = {"PARTS": 8, "WIDE": 8}
-"""Parts of a row that are summed apart, and packs of columns of a block (add_norm_grad_few.cuh)."""
+_FEW_BYTES = 12 * 2**20  # of dy, dsum and x together, up to which rows are few: a quarter of the L2 of an H200
+_NARROW = 512  # packs of a row up to which a block has fewer of its columns, so that blocks are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,14 @@ class AddNormGradPlan:
 
 
 def _is_few(case: Case) -> bool:
-    """Whether a row is whole packs, and all rows of all inputs fit into the L2, with room for dx."""
+    """Whether a row is whole packs, and all rows of all inputs are little beside the L2."""
     row = case.symbols["N"] * ITEMSIZE[case.dtype]
     return row % PACK_BYTES == 0 and _ROWS * case.symbols["M"] * row <= _FEW_BYTES
+
+
+def few_macros(columns: int, itemsize: int) -> dict[str, int]:
+    """Parts of a row that are summed apart, and packs of columns of a block (add_norm_grad_few.cuh)."""
+    return {"PARTS": 8, "WIDE": 4 if columns * itemsize <= _NARROW * PACK_BYTES else 8}
 
 
 def _rule(case: Case) -> Plan | None:
@@ -106,7 +110,7 @@ def _rule(case: Case) -> Plan | None:
 def _refuse(case: Case, plan: Plan) -> str | None:
     if plan["way"] == "few":
         if not _is_few(case):
-            return "the L2 has no room for these rows"
+            return "these rows are too many bytes, or aren't whole packs"
         return None if plan == _FEW else "few rows have no other parameter"
     return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
 
@@ -114,8 +118,9 @@ def _refuse(case: Case, plan: Plan) -> str | None:
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     file, scalar = f"{case.op}.cu", {"SCALAR": CUDA_TYPE[case.dtype]}
     if plan["way"] == "few":
+        macros = few_macros(case.symbols["N"], ITEMSIZE[case.dtype])
         for name in ("rows", "spread"):
-            yield Built(file, f"{case.op}_{name}", {**scalar, **FEW_MACROS})
+            yield Built(file, f"{case.op}_{name}", {**scalar, **macros})
         return
     made = AddNormGradPlan.planned(case, plan)
     assert made

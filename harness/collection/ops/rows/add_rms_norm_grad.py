@@ -14,7 +14,7 @@ from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
-from harness.collection.ops.rows._add_norm_grad import FEW_MACROS, TUNING, AddNormGradPlan
+from harness.collection.ops.rows._add_norm_grad import TUNING, AddNormGradPlan, few_macros
 from harness.collection.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
 from harness.collection.ops.rows.rms_norm_grad import _backward, _steps
 from harness.model import Traffic
@@ -172,11 +172,12 @@ def _in_stages(ctx: Context, found: Plan) -> Launch:
 
 def _few(ctx: Context) -> Launch:
     """The sums of all rows, then blocks of columns that have all rows."""
-    case, parts = grad._GradCase.of(ctx), FEW_MACROS["PARTS"]
-    rows, spread = (case.kernel(name, **FEW_MACROS) for name in ("rows", "spread"))
-    sums, sizes = case.floats(case.rows, parts), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
-    row_blocks = blocks(case.rows * parts, _FEW_SUM_BLOCK // WARP)
-    column_blocks = blocks(case.columns * case.itemsize // PACK_BYTES, FEW_MACROS["WIDE"])
+    case = grad._GradCase.of(ctx)
+    macros = few_macros(case.columns, case.itemsize)
+    rows, spread = (case.kernel(name, **macros) for name in ("rows", "spread"))
+    sums, sizes = case.floats(case.rows, macros["PARTS"]), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
+    row_blocks = blocks(case.rows * macros["PARTS"], _FEW_SUM_BLOCK // WARP)
+    column_blocks = blocks(case.columns * case.itemsize // PACK_BYTES, macros["WIDE"])
 
     def launch(t: Tensors) -> None:
         inputs = t.dy, t.dsum, t.x, t.gamma, t.rstd, sums

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.collection.ops.chip import H200
-from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan
+from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan, few_macros
 from harness.cuda.assumed import KNOWN, assuming
 from harness.ops import Catalogue
 from harness.tune.candidates import legal_plans
@@ -14,7 +14,7 @@ from tests.one_test import one_test
 
 COMPILED = [
     *({"M": 50_000, "N": columns} for columns in (77, 128, 1024, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384, 32_768)),
-    {"M": 100, "N": 4096},
+    *({"M": 100, "N": columns} for columns in (4096, 8192)),
 ]
 OP = Catalogue()["add_rms_norm_grad"]
 TUNING = OP.variants["tuned"].tuning
@@ -71,10 +71,10 @@ def tuned(rows, columns, dtype="bfloat16"):
     ("rows", "columns", "dtype", "way"),
     [
         (128, 8192, "bfloat16", "few"),
-        (1024, 4096, "bfloat16", "few"),  # 24 MiB of three tensors
-        (1025, 4096, "bfloat16", "stages"),
-        (512, 4096, "float32", "few"),
-        (513, 4096, "float32", "stages"),
+        (512, 4096, "bfloat16", "few"),  # 12 MiB of three tensors
+        (513, 4096, "bfloat16", "stages"),
+        (256, 4096, "float32", "few"),
+        (257, 4096, "float32", "stages"),
         (5, 100_000, "bfloat16", "few"),  # rows that no plan has room for otherwise
         (0, 8, "float16", "few"),
         (8, 0, "float16", "few"),
@@ -87,6 +87,11 @@ def test_rows_that_fit_into_the_l2_are_few(rows, columns, dtype, way):
         assert TUNING.rule(case)["way"] == way
         plans = list(legal_plans(TUNING, case))
     assert sum(plan["way"] == "few" for plan in plans) == (way == "few")
+
+
+@one_test(("columns", "itemsize"), [(4096, 2), (8192, 2), (2048, 4), (4096, 4)])
+def test_few_rows_of_half_a_length_have_as_many_blocks(columns, itemsize):
+    assert columns * itemsize / 16 / few_macros(columns, itemsize)["WIDE"] == 128
 
 
 @one_test(("rows", "columns"), [(1, 77), (10_000, 32_768)])

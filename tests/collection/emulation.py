@@ -43,6 +43,8 @@ INSTRUCTIONS = {
     "cp.async.wait_group": "wait_for_copies",
     "cp.async.wait_all": "wait_for_all_copies",
     "cp.async.bulk.shared": "copy_bulk",
+    "cp.async.bulk.prefetch.L2": "touch",
+    "prefetch.global.L2": "touch",
     "mapa": "map_to",
     "atom.add.acq_rel.gpu.global.u32": "add_in_turn",
     "st.async": "send",
@@ -57,7 +59,7 @@ INSTRUCTIONS = {
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_add_halves<__half>",
 }
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
-WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch", "griddepcontrol")
+WITHOUT_EFFECT = ("fence", "griddepcontrol")
 _SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
 _WRONG = {
     1: "threads wait for each other, and none can go on",

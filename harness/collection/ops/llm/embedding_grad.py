@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 NO_PADDING = -1
 _PADDING = {"none": NO_PADDING, "first": 0}
 
-# As in embedding_grad.cu.
-_WINDOW = 128  # tokens
-_GROUP_BLOCK, _ROW_THREADS = 1024, 256  # threads
+_WINDOW, _LONG_WINDOW = 32, 64  # tokens of one id that a block sums before: of few tokens, and of many
+_MANY = 2**15  # tokens, from which on they are many
+_ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
+_GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
-_ROW_BLOCKS = 8  # blocks of a multiprocessor that sum
 _MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
@@ -118,8 +118,14 @@ def too_many(case: Case) -> str | None:
     return f"counts in 32 bits: {name} must be below {_MOST}" if name else None
 
 
+def window_of(tokens: int) -> int:
+    """Tokens of one id that a block sums before: more if there are many, since each such sum goes through memory."""
+    return _LONG_WINDOW if tokens >= _MANY else _WINDOW
+
+
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
-    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **macros}
+    sizes: dict[str, str | int] = {"WINDOW": window_of(ctx.s.T), "ROW_THREADS": _ROW_THREADS, "ROW_BLOCKS": _ROW_BLOCKS}
+    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **sizes, **macros}
     return ctx.kernel("embedding_grad.cu", f"embedding_grad_{entry}", options)
 
 
@@ -197,7 +203,7 @@ def _summed(ctx: Context, grouped: _Grouped, *, singles: bool) -> Launch:
     """The sums of long runs of one id, then the rows of dweight."""
     import torch
 
-    windows, columns = ctx.s.T // _WINDOW, ctypes.c_uint32(ctx.s.H)
+    windows, columns = ctx.s.T // window_of(ctx.s.T), ctypes.c_uint32(ctx.s.H)
     chunks = ctx.s.H if singles else ctx.s.H * ITEMSIZE[ctx.case.dtype] // PACK_BYTES
     options = {"SINGLES": int(singles)}
     of_windows, of_rows = _kernel(ctx, "windows", **options), _kernel(ctx, "rows", **options)

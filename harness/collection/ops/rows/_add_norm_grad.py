@@ -1,4 +1,8 @@
-"""What the kernel of add_rms_norm_grad is compiled for, which works on rows in shared memory."""
+"""What the kernels of `tuned` of add_rms_norm_grad are compiled for, and which of its two ways a case goes.
+
+way: stages: rows come to shared memory ahead of the work, as AddNormGradPlan says. few: sums of rows, then the rest by
+columns, which reads dy, x and dsum from the L2.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Self
 
 from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, blocks
-from harness.model import Case
+from harness.model import Case, Value
 from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 _ROWS = 3  # of dy, x and dsum in a stage
@@ -18,6 +22,10 @@ _MOST_THREADS = 512  # of a block, and of a multiprocessor: a thread may have up
 _MOST_RESIDENT = 8  # blocks of a multiprocessor: each one's sums are written, and read again
 _MOST_STAGES = 4
 _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
+
+_FEW: dict[str, Value] = {"way": "few", "kept": 1, "resident": 1}
+_FEW_BYTES = 12 * 2**20  # of dy, dsum and x together, up to which rows are few: a quarter of the L2 of an H200
+_NARROW = 512  # packs of a row up to which a block has fewer of its columns, so that blocks are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +89,46 @@ class AddNormGradPlan:
         return {"THREADS": self.threads, "BLOCKS": self.resident, "KEPT": self.kept, "STAGES": self.stages}
 
 
+def _is_few(case: Case) -> bool:
+    """Whether a row is whole packs, and all rows of all inputs are little beside the L2."""
+    row = case.symbols["N"] * ITEMSIZE[case.dtype]
+    return row % PACK_BYTES == 0 and _ROWS * case.symbols["M"] * row <= _FEW_BYTES
+
+
+def few_macros(columns: int, itemsize: int) -> dict[str, int]:
+    """Parts of a row that are summed apart, and packs of columns of a block (add_norm_grad_few.cuh)."""
+    return {"PARTS": 8, "WIDE": 4 if columns * itemsize <= _NARROW * PACK_BYTES else 8}
+
+
 def _rule(case: Case) -> Plan | None:
+    if _is_few(case):
+        return _FEW
     plan = AddNormGradPlan.of(case.symbols["N"], ITEMSIZE[case.dtype], Chip.current())
-    return {"kept": plan.kept, "resident": plan.resident} if plan else None
+    return {"way": "stages", "kept": plan.kept, "resident": plan.resident} if plan else None
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
+    if plan["way"] == "few":
+        if not _is_few(case):
+            return "these rows are too many bytes, or aren't whole packs"
+        return None if plan == _FEW else "few rows have no other parameter"
     return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    file, scalar = f"{case.op}.cu", {"SCALAR": CUDA_TYPE[case.dtype]}
+    if plan["way"] == "few":
+        macros = few_macros(case.symbols["N"], ITEMSIZE[case.dtype])
+        for name in ("rows", "spread"):
+            yield Built(file, f"{case.op}_{name}", {**scalar, **macros})
+        return
     made = AddNormGradPlan.planned(case, plan)
     assert made
-    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[case.dtype], **made.macros}
-    yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, made.shared)
+    yield Built(file, f"{case.op}_tuned", {**scalar, **made.macros}, made.threads, made.shared)
 
 
 _PARAMETERS = {
+    "way": ("stages", "few"),
     "kept": range(1, _KEPT_ELEMENTS * ITEMSIZE["float32"] // PACK_BYTES + 1),
     "resident": range(1, _MOST_RESIDENT + 1),
 }

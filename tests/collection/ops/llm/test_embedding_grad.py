@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.embedding_grad import OP, groups_of
+from harness.collection.ops.llm.embedding_grad import OP, groups_of, window_of
 from harness.model import Case
 from tests.one_test import one_test
 
 COMPILED = [
-    {"T": 1000, "V": 128_256, "H": columns, "padding": padding}
-    for columns in (4096, 77)
-    for padding in ("none", "first")
+    {"T": tokens, "V": 128_256, "H": columns, "padding": padding}
+    for tokens, columns, padding in (
+        (1000, 4096, "none"),
+        (1000, 4096, "first"),
+        (1000, 77, "none"),
+        (1000, 77, "first"),
+        (65_536, 4096, "none"),
+        (65_536, 77, "first"),
+    )
 ]
 
 
@@ -38,6 +44,10 @@ def test_blocks_that_group_have_room_for_their_ids(vocabulary):
     assert blocks >= 128
     assert bins <= 8192
     assert blocks * bins >= vocabulary
+
+
+def test_windows_are_longer_where_tokens_are_many():
+    assert window_of(65_536) > window_of(8192) == window_of(1)
 
 
 def test_what_32_bits_cannot_count_is_told():

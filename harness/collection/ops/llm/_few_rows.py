@@ -32,6 +32,7 @@ _APART = (1, 2, 4)  # rows of x of a block whose threads have columns of their o
 _STEP = 32  # columns by which rows in shared memory are longer, for the sake of banks
 _HALF, _FLOAT, _BARRIER = 2, 4, 8  # bytes
 _WARPS, _COLUMNS = 8, 1024  # of the rule
+_SMALL = 3  # tiles for each multiprocessor: all of them are under way at once
 _ENOUGH = 4  # stages of a ring by the rule, where a block has as many
 
 
@@ -102,6 +103,11 @@ class FewRows:
         return min(registers, (chip.shared + RESERVED) // (self.shared(product) + self.fixed + RESERVED))
 
     @property
+    def plan(self) -> Plan:
+        """The plan that it was made of."""
+        return {name: getattr(self, name) for name in EVERY_PLAN}
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.warps * WARP
@@ -120,18 +126,22 @@ def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
 
 
 def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
-    """Threads with columns of their own, in as many blocks as a multiprocessor has room for; None below two.
+    """Threads with columns of their own; None where a multiprocessor has room for one block, but for one long row.
 
-    With one block on each multiprocessor of an H200 a step of a Llama 1B was slower, in a trial that no committed run
-    has. The likely reason: blocks of a chain's next kernel begin where there is room. That may be several on one
-    multiprocessor, and none on others.
+    As many blocks as there is room for make a large product fastest. A small one is fastest, as a kernel of a chain on
+    an H200, with a block fewer on each multiprocessor: there the next kernel's blocks find room, and ask for their
+    weights early. For the same reason one long row has one large block.
     """
-    warps = _WARPS if product.columns * _HALF >= _WARPS * WARP * PACK_BYTES else _WARPS // 2
     for at_once in product.apart:
-        made = FewRows(at_once, warps, 0, 2, 1)
-        fitting = made.room(product, chip)
+        is_small = at_once == 1 and blocks(product.pairs, PAIRS) <= _SMALL * chip.multiprocessors
+        if is_small and product.columns * _HALF >= 2 * _WARPS * WARP * PACK_BYTES:
+            large = FewRows(at_once, 2 * _WARPS, 0, 2, 1)
+            if large.room(product, chip):
+                return large.plan
+        warps = _WARPS if product.columns * _HALF >= _WARPS * WARP * PACK_BYTES else _WARPS // 2
+        fitting = FewRows(at_once, warps, 0, 2, 1).room(product, chip)
         if fitting > 1:
-            return {"warps": warps, "columns": 0, "stages": made.stages, "blocks": fitting}
+            return FewRows(at_once, warps, 0, 2, fitting - is_small).plan
     return None
 
 

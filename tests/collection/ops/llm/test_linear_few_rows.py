@@ -49,7 +49,8 @@ def test_multiprocessors_read_about_as_many_weights_each(name):
     made = FewRows.of(product, _few_rows.rule(product, H200), H200)
     (started, parts), tiles = made.grid(product, H200), -(-product.pairs // _few_rows.PAIRS)
     assert (started, parts) == (min(tiles, H200.multiprocessors * made.blocks), 1)
-    assert tiles / (-(-tiles // started) * started) > 0.85
+    is_small = tiles <= 3 * H200.multiprocessors  # and leaves room for the next kernel's blocks
+    assert tiles / (-(-tiles // started) * started) > (0.7 if is_small else 0.85)
 
 
 @pytest.mark.parametrize("name", LLAMA)
@@ -142,9 +143,15 @@ def test_more_rows_have_no_columns_of_their_own():
 
 
 @one_test(("rows", "columns", "plan"), [
-    (1, 2048, (8, 0, 2, 3)), (1, 8192, (8, 0, 2, 2)), (4, 2048, (8, 0, 2, 2)), (4, 8192, None), (1, 1024, (4, 0, 2, 6)),
-    (1, 28_672, None), (5, 2048, None), (4, 1024, (4, 0, 2, 4)), (2, 712, (4, 0, 2, 5)),
+    (1, 2048, (8, 0, 2, 2)), (1, 8192, (16, 0, 2, 1)), (4, 2048, (8, 0, 2, 2)), (4, 8192, None), (1, 57_344, None),
+    (1, 1024, (4, 0, 2, 5)), (5, 2048, None), (4, 1024, (4, 0, 2, 4)), (2, 712, (4, 0, 2, 5)),
 ])  # fmt: skip
 def test_few_rows_of_x_take_columns_apart_where_several_blocks_fit(rows, columns, plan):
     found = _few_rows.rule(FewRowsProduct(rows, columns, 500, norm=columns < 8192), H200)
     assert (tuple(found.values()) == plan) if plan else (found["columns"] > 0)
+
+
+def test_a_small_product_of_one_row_leaves_room_for_the_next_kernel():
+    small, large = (_few_rows.rule(LLAMA[name], H200) for name in ("qkv", "gates"))
+    assert (small["blocks"], large["blocks"]) == (2, 3)
+    assert _few_rows.rule(replace(LLAMA["down"], pairs=8192), H200)["blocks"] == 2

@@ -197,14 +197,6 @@ __device__ __forceinline__ void meet(const Attention& all, const Parts& parts, f
   }
 }
 
-// Asks for a range of memory to come to the L2: whole 16 bytes from an aligned address. Before compute capability 9.0
-// nothing does that for a range.
-__device__ __forceinline__ void fetch_to_l2(const void* from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
-#endif
-}
-
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Blocks: parts of each group; in the second dimension, eight heads of queries of a group each. tokens_of_part: a
@@ -233,11 +225,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (unsigned r = 0; r < AHEAD; ++r) {
     if (r) close_copies();
     copy_step<BUT_LAST>(ring + r * SLOT, kept, first + r * STRIDE);
-  }
-  if (threadIdx.x == 0) {
-    const unsigned begin = part * tokens_of_part, bytes = min(end - begin, MOST_FETCHED) * HEAD * sizeof(T);
-    fetch_to_l2(kept.keys + static_cast<long long>(begin) * HEAD, bytes);
-    fetch_to_l2(kept.values + static_cast<long long>(begin) * HEAD, bytes);
   }
   wait_for_before();
 

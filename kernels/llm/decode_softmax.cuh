@@ -48,7 +48,6 @@ constexpr unsigned SIZE = Pack<T>::SIZE;       // elements of a load
 constexpr unsigned CHUNKS = (HEAD + 31) / 32;  // of 32 elements
 constexpr unsigned WIDE = (HEAD + 63) / 64;    // of 64 elements
 constexpr unsigned MOST_PARTS = 128;           // of a sequence
-constexpr unsigned MOST_FETCHED = 512;         // tokens that come to the L2 while a block waits for the kernel before
 
 // A lane's keys and values of a step.
 struct Step {

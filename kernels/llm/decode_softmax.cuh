@@ -56,6 +56,7 @@ struct Step {
 
   static constexpr unsigned PACKS = 2 * CHUNKS + 4 * WIDE;
 
+  Step() = default;
   // From where `Kept` copied it to.
   __device__ __forceinline__ explicit Step(const uint4* from) {
 #pragma unroll

@@ -56,6 +56,8 @@ INSTRUCTIONS = {
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_add_halves<__half>",
 }
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
+MEETING = ("decode_step_tuned",)
+"""Kernels whose blocks wait for each other: all of them run at a time, as the blocks of a cluster do."""
 WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch", "griddepcontrol")
 _SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
 _WRONG = {
@@ -225,6 +227,9 @@ class EmulatedKernel:
             return
         assert block % 32 == 0, "emulate whole warps"
         assert block <= 1024
+        if self.entry in MEETING:
+            assert sizes == (self.gpu.multiprocessors, 1, 1), "more blocks wouldn't run at a time"
+            cluster = sizes[0]
         assert sizes[0] % (cluster or 1) == 0
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))

@@ -422,6 +422,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   });
 }
 inline void __threadfence() {}
+inline void __nanosleep(unsigned) { emulated::yield(); }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 template <typename T>
 unsigned __match_any_sync(unsigned, T value) {

@@ -18,7 +18,7 @@ from harness.collection.steps.training import _inference
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.collection.steps.training._settings import forget_compiled, math_modes, seed_of
 from harness.collection.steps.training._trainer import built
-from harness.model import Work
+from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors, compiled
 
 if TYPE_CHECKING:
@@ -178,3 +178,30 @@ def ours(ctx: Context) -> Launch:
 def ours_graph(ctx: Context) -> Launch:
     """So the host takes no part in a step."""
     return _inference.replaying(ctx, _of_ours, make, "logits")
+
+
+def _of_one_kernel(ctx: Context) -> Any:
+    from harness.collection.steps.decoding import _one_kernel
+
+    return _one_kernel.OneSequence(ctx, decoder(ctx, None))
+
+
+def _not_one_kernel(case: Case) -> str | None:
+    """Why a step can't be one kernel of ours; None if it can."""
+    from harness.collection.steps.decoding import _one_kernel
+
+    if case.symbols["B"] != 1:
+        return "for one sequence"
+    return _one_kernel.unfit(config_of(str(case.values["model"])), case.symbols["C"] + 1)
+
+
+@OP.variant("persistent", "one kernel of ours for the whole step, whose blocks stay", unsupported=_not_one_kernel)
+def persistent(ctx: Context) -> Launch:
+    """Weights come as one stream through all layers."""
+    return _inference.launching(ctx, _of_one_kernel, make, "logits")
+
+
+@OP.variant("persistent_graph", f"persistent {_GRAPH}", unsupported=_not_one_kernel)
+def persistent_graph(ctx: Context) -> Launch:
+    """So tokens are copied without the host."""
+    return _inference.replaying(ctx, _of_one_kernel, make, "logits")

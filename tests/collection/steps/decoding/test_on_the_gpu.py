@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -23,8 +25,9 @@ def context(size: int, tokens: int, model: str = "llama_toy", dtype: str = "bflo
 def complaints(ctx: Context) -> list[str]:
     t = Tensors(**llama_decode.make(ctx))
     t.before = Tensors(tokens=t.tokens.clone())
+    of = llama_decode._of_one_kernel if ctx.case.variant == "persistent" else llama_decode._of_ours
     with torch.inference_mode():
-        model = llama_decode._of_ours(ctx)
+        model = of(ctx)
         for _ in range(3):
             t.logits = model(t.tokens)
         return [*llama_decode.check(ctx, t)]
@@ -58,9 +61,32 @@ def test_kernels_that_begin_early_give_the_same_bits(size, tokens):
             assert torch.equal(model._logits, found)
 
 
+@pytest.mark.parametrize("tokens", [1, 15, 128, 255, 256, 3000, 40_000])
+@pytest.mark.parametrize("model", ["llama_toy", "llama_1b"])
+def test_logits_of_one_kernel_are_right(model, tokens):
+    for dtype in ("bfloat16", "float16"):
+        assert complaints(context(1, tokens, model, dtype, variant="persistent")) == []
+
+
+@pytest.mark.parametrize("tokens", [128, 8191])
+def test_steps_of_one_kernel_that_follow_each_other_give_the_same_bits(tokens):
+    """What a step leaves in memory, words and counters, serves the next one, which may begin at once."""
+    ctx = context(1, tokens, "llama_1b", variant="persistent")
+    with torch.inference_mode():
+        model = llama_decode._of_one_kernel(ctx)
+        given = [torch.randint(128_256, (1,), device="cuda") for _ in range(200)]
+        followed = [model(each).clone() for each in given]
+        for each, found in zip(given, followed, strict=True):
+            alone = model(each)
+            torch.cuda.synchronize()
+            assert torch.equal(alone, found)
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("variant", ["ours", "ours_graph"])
-@pytest.mark.parametrize("size", [3, 17])
+@pytest.mark.parametrize(
+    ("variant", "size"),
+    [*itertools.product(["ours", "ours_graph"], [3, 17]), ("persistent", 1), ("persistent_graph", 1)],
+)
 def test_our_rungs_are_measured(variant, size):
     case = context(size, 40, variant=variant).case
     timing = Timing(precision=0.5, max_time=0.05)

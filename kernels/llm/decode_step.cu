@@ -1,0 +1,206 @@
+// One more token of one sequence by a whole Llama, in a single kernel whose blocks stay (a persistent kernel, or
+// megakernel): five products a layer with what stands between them, attention to the cache, and the logits.
+//
+// Memory bounds it: each weight, and each key and value, is read once. What a chain of kernels loses is the time from one
+// kernel's last byte to the next one's full rate, 81 times in a step of Llama 1B, though weights don't depend on what
+// kernels before them make. Here a warp reads its weights as one stream through all layers (decode_weights.cuh), and
+// works on a part as soon as the part and x are there. While blocks wait for each other, up to 200 KB of each
+// multiprocessor are under way, which is 5 us of the memory of an H200.
+//
+// One block on each multiprocessor. A warp has pairs of rows of weights, and its lanes share the columns. Vectors come to
+// the shared memory of every block, as words with flags (decode_words.cuh): what a product makes is there about a
+// microsecond later. The vector behind the gates is the longest. It goes through memory, and all blocks meet before they
+// read it. So no block is more than a layer ahead: words of a layer go where words of the layer before were, and vectors
+// behind the gates have two places, in turn.
+//
+// x stays in float32 from layer to layer.
+//
+// Macros: SCALAR (__half, __nv_bfloat16), HEAD (elements of a head), WARPS (of a block), STAGES (of a warp's ring).
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __nv_bfloat16
+#endif
+#ifndef HEAD
+#define HEAD 64
+#endif
+#ifndef WARPS
+#define WARPS 8
+#endif
+#ifndef STAGES
+#define STAGES 12
+#endif
+
+#include "../include/number.cuh"
+#include "decode_softmax.cuh"
+#include "decode_weights.cuh"
+#include "decode_step_attention.cuh"
+
+// The memory of a block. x: of the layer, float32. input: of the next product; its memory is attention's in between.
+struct Vectors {
+  float* x;
+  T* input;
+  float* squares;  // of the warps' parts of x
+};
+
+__device__ __forceinline__ void widen_pack(const T* from, float (&values)[SIZE]) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(from);
+  const unsigned words[] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (unsigned w = 0; w < 4; ++w) {
+    const Lanes<T> lanes(words[w]);
+    values[2 * w] = lanes.at[0], values[2 * w + 1] = lanes.at[1];
+  }
+}
+
+// x's RMSNorm, to where weights of the norm are: `input`. Each thread reads and writes what it took itself.
+__device__ __forceinline__ void normalise(const Vectors& vectors, unsigned columns, float epsilon) {
+  float sum = 0.0f;
+  for (unsigned k = threadIdx.x; k < columns; k += THREADS) sum = fmaf(vectors.x[k], vectors.x[k], sum);
+  sum = sum_of<WARP>(sum);
+  if (threadIdx.x % WARP == 0) vectors.squares[threadIdx.x / WARP] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll
+  for (unsigned w = 0; w < WARPS; ++w) sum += vectors.squares[w];
+  const float scale = rsqrtf(sum / static_cast<float>(columns) + epsilon);
+  for (unsigned k = threadIdx.x; k < columns; k += THREADS) {
+    vectors.input[k] = T(vectors.x[k] * scale * to_float(vectors.input[k]));
+  }
+  __syncthreads();
+}
+
+// Takes x from words, and normalises it. No thread may still work with the vectors of before.
+__device__ __forceinline__ void take_x(const Vectors& vectors, const T* gamma, unsigned columns, float epsilon,
+                                       const Word* words, unsigned flag) {
+  __syncthreads();
+  for (unsigned k = threadIdx.x; k < columns; k += THREADS) vectors.input[k] = gamma[k];
+  take_words(words, columns, flag, [&](unsigned place, float value) { vectors.x[place] = value; });
+  normalise(vectors, columns, epsilon);
+}
+
+// Multiplies the warp's pairs of rows of a product with `input`, and gives each pair's sums to store(pair, sums), by one
+// lane.
+template <typename Store>
+__device__ __forceinline__ void multiply(Weights& weights, Turn& turn, const T* input, unsigned pairs, unsigned columns,
+                                         Store store) {
+  const unsigned lane = threadIdx.x % WARP;
+#pragma unroll 1
+  for (unsigned pair = turn.first(); pair < pairs; pair += turn.warps) {
+    float sums[2] = {};
+#pragma unroll 1
+    for (unsigned begin = 0; begin < columns; begin += COLUMNS) {
+      const T* const stage = weights.wait();
+#pragma unroll
+      for (unsigned p = 0; p < PACKS_OF_STAGE; ++p) {
+        const unsigned k = p * (WARP * SIZE) + lane * SIZE;
+        if (begin + k >= columns) break;
+        float of_x[SIZE], first[SIZE], second[SIZE];
+        widen_pack(input + begin + k, of_x);
+        widen_pack(stage + p * (WARP * SIZE), first);
+        widen_pack(stage + COLUMNS + p * (WARP * SIZE), second);
+#pragma unroll
+        for (unsigned e = 0; e < SIZE; ++e) {
+          sums[0] = fmaf(first[e], of_x[e], sums[0]), sums[1] = fmaf(second[e], of_x[e], sums[1]);
+        }
+      }
+      weights.refill();
+    }
+    sums[0] = sum_of<WARP>(sums[0]), sums[1] = sum_of<WARP>(sums[1]);
+    if (lane == 0) store(pair, sums);
+  }
+  turn.go_on(pairs);
+}
+
+// between: two vectors behind the gates. words: (heads + 2 groups) HEAD of queries, keys and values, heads HEAD of
+// attention, and twice `hidden` of x. arrivals: zero before the first launch. size_of_input: elements that `Vectors::input`
+// has.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    decode_step_tuned(const long long* token, const T* embedding, const Layer* table, const T* norm, const T* head,
+                      const float* cosines, const float* sines, T* logits, Word* words, T* between, Word* arrivals,
+                      float* sums_of_parts, float* extents_of_parts, unsigned* ended, unsigned layers, unsigned hidden,
+                      unsigned intermediate, unsigned heads, unsigned groups, unsigned vocabulary, unsigned tokens,
+                      unsigned parts, unsigned tokens_of_part, unsigned size_of_input, float scale, float epsilon) {
+  extern __shared__ uint4 dynamic[];
+  __shared__ float squares[WARPS];
+  __shared__ float turned[2][HEAD / 2];
+  __shared__ Word launches;
+  T* const ring = reinterpret_cast<T*>(dynamic);
+  T* const input = ring + WARPS * STAGES * STAGE;
+  float* const x = reinterpret_cast<float*>(input + size_of_input);
+  Layer* const own_table = reinterpret_cast<Layer*>(x + hidden);
+  const Vectors vectors{x, input, squares};
+  const Sharing sharing{parts, tokens_of_part, sums_of_parts, extents_of_parts, ended};
+
+  constexpr unsigned ADDRESSES = sizeof(Layer) / sizeof(Word);
+  for (unsigned i = threadIdx.x; i < layers * ADDRESSES; i += THREADS) {
+    reinterpret_cast<Word*>(own_table)[i] = reinterpret_cast<const Word*>(table)[i];
+  }
+  for (unsigned i = threadIdx.x; i < HEAD / 2; i += THREADS) turned[0][i] = cosines[i], turned[1][i] = sines[i];
+  // Each launch adds as many arrivals, and none of this launch is missing from a count that is one of this launch.
+  const Word of_launch = static_cast<Word>(gridDim.x) * layers;
+  if (threadIdx.x == 0) launches = look_at_word(arrivals) / of_launch;
+  __syncthreads();
+
+  const Model model{own_table, head, layers, hidden, intermediate, heads, groups, vocabulary};
+  Weights weights(model, ring);
+  Turn turn;
+  const unsigned fresh = (heads + 2 * groups) * HEAD;
+  Word *const attended = words + fresh, *const behind = attended + model.attended(), *const next = behind + hidden;
+  const unsigned first_flag = static_cast<unsigned>(launches) * layers + 1;
+  const T* const row = embedding + *token * hidden;
+  for (unsigned k = threadIdx.x; k < hidden; k += THREADS) {
+    x[k] = to_float(row[k]), input[k] = own_table[0].norm[k];
+  }
+  normalise(vectors, hidden, epsilon);
+#pragma unroll 1
+  for (unsigned number = 0; number < layers; ++number) {
+    const Layer& layer = own_table[number];
+    const unsigned flag = first_flag + number;
+    if (number) take_x(vectors, layer.norm, hidden, epsilon, next, flag - 1);
+    multiply(weights, turn, input, model.pairs(number, QKV), hidden, [&](unsigned pair, const float(&sums)[2]) {
+      const unsigned at = pair / (HEAD / 2), element = pair % (HEAD / 2);
+      const bool is_value = at >= heads + groups;
+      const float cosine = is_value ? 1.0f : turned[0][element], sine = is_value ? 0.0f : turned[1][element];
+      const T both[] = {T(fmaf(sums[0], cosine, -(sums[1] * sine))), T(fmaf(sums[1], cosine, sums[0] * sine))};
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) {
+        put_word(words + at * HEAD + element + i * (HEAD / 2), to_float(both[i]), flag);
+        if (at < heads) continue;
+        const unsigned group = at - (is_value ? heads + groups : heads);
+        T* const kept = (is_value ? layer.values : layer.keys) + static_cast<long long>(group) * tokens * HEAD;
+        kept[(tokens - 1ll) * HEAD + element + i * (HEAD / 2)] = both[i];
+      }
+    });
+    __syncthreads();
+    attend(model, layer, sharing, *reinterpret_cast<AttentionMemory*>(input), words, attended, flag, tokens, scale);
+    __syncthreads();
+    take_words(attended, model.attended(), flag, [&](unsigned place, float value) { input[place] = T(value); });
+    __syncthreads();
+    multiply(weights, turn, input, hidden / 2, model.attended(), [&](unsigned pair, const float(&sums)[2]) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) put_word(behind + 2 * pair + i, x[2 * pair + i] + sums[i], flag);
+    });
+    take_x(vectors, layer.norm_behind, hidden, epsilon, behind, flag);
+    T* const gated = between + number % 2 * intermediate;
+    multiply(weights, turn, input, intermediate, hidden, [&](unsigned pair, const float(&sums)[2]) {
+      gated[pair] = T(sums[0] / (1.0f + __expf(-sums[0])) * sums[1]);
+    });
+    meet_blocks(arrivals, (launches * layers + number + 1) * gridDim.x);
+    for (unsigned k = threadIdx.x * SIZE; k < intermediate; k += THREADS * SIZE) {
+      *reinterpret_cast<uint4*>(input + k) = load_fresh(reinterpret_cast<const uint4*>(gated + k));
+    }
+    __syncthreads();
+    multiply(weights, turn, input, hidden / 2, intermediate, [&](unsigned pair, const float(&sums)[2]) {
+#pragma unroll
+      for (unsigned i = 0; i < 2; ++i) put_word(next + 2 * pair + i, x[2 * pair + i] + sums[i], flag);
+    });
+  }
+  take_x(vectors, norm, hidden, epsilon, next, first_flag + layers - 1);
+  multiply(weights, turn, input, model.pairs(layers, QKV), hidden, [&](unsigned pair, const float(&sums)[2]) {
+#pragma unroll
+    for (unsigned i = 0; i < 2; ++i) {
+      if (2 * pair + i < vocabulary) logits[2 * pair + i] = T(sums[i]);
+    }
+  });
+}

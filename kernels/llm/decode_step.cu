@@ -15,7 +15,8 @@
 //
 // x stays in float32 from layer to layer.
 //
-// Macros: SCALAR (__half, __nv_bfloat16), HEAD (elements of a head), WARPS (of a block), STAGES (of a warp's ring).
+// Macros: SCALAR (__half, __nv_bfloat16), HEAD (elements of a head), WARPS (of a block), STAGES (of a warp's ring of
+// weights), AHEAD (of its ring of tokens).
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -28,7 +29,10 @@
 #define WARPS 8
 #endif
 #ifndef STAGES
-#define STAGES 12
+#define STAGES 8
+#endif
+#ifndef AHEAD
+#define AHEAD 2
 #endif
 
 #include "../include/number.cuh"
@@ -80,16 +84,17 @@ __device__ __forceinline__ void take_x(const Vectors& vectors, const T* gamma, u
 }
 
 // Multiplies the warp's pairs of rows of a product with `input`, and gives each pair's sums to store(pair, sums), by one
-// lane.
+// lane. Returns how many stages they took.
 template <typename Store>
-__device__ __forceinline__ void multiply(Weights& weights, Turn& turn, const T* input, unsigned pairs, unsigned columns,
+__device__ __forceinline__ unsigned multiply(Weights& weights, Turn& turn, const T* input, unsigned pairs, unsigned columns,
                                          Store store) {
   const unsigned lane = threadIdx.x % WARP;
+  unsigned stages = 0;
 #pragma unroll 1
   for (unsigned pair = turn.first(); pair < pairs; pair += turn.warps) {
     float sums[2] = {};
 #pragma unroll 1
-    for (unsigned begin = 0; begin < columns; begin += COLUMNS) {
+    for (unsigned begin = 0; begin < columns; begin += COLUMNS, ++stages) {
       const T* const stage = weights.wait();
 #pragma unroll
       for (unsigned p = 0; p < PACKS_OF_STAGE; ++p) {
@@ -110,6 +115,7 @@ __device__ __forceinline__ void multiply(Weights& weights, Turn& turn, const T* 
     if (lane == 0) store(pair, sums);
   }
   turn.go_on(pairs);
+  return stages;
 }
 
 // between: two vectors behind the gates. words: (heads + 2 groups) HEAD of queries, keys and values, heads HEAD of
@@ -126,7 +132,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ float turned[2][HEAD / 2];
   __shared__ Word launches;
   T* const ring = reinterpret_cast<T*>(dynamic);
-  T* const input = ring + WARPS * STAGES * STAGE;
+  uint4* const slots = dynamic + WARPS * STAGES * STAGE / SIZE;
+  T* const input = reinterpret_cast<T*>(slots + WARPS * AHEAD * SLOT);
   float* const x = reinterpret_cast<float*>(input + size_of_input);
   Layer* const own_table = reinterpret_cast<Layer*>(x + hidden);
   const Vectors vectors{x, input, squares};
@@ -157,8 +164,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (unsigned number = 0; number < layers; ++number) {
     const Layer& layer = own_table[number];
     const unsigned flag = first_flag + number;
+    Attention attention(model, layer, sharing, slots, tokens);
+    attention.prepare();
     if (number) take_x(vectors, layer.norm, hidden, epsilon, next, flag - 1);
-    multiply(weights, turn, input, model.pairs(number, QKV), hidden, [&](unsigned pair, const float(&sums)[2]) {
+    const auto keep = [&](unsigned pair, const float(&sums)[2]) {
       const unsigned at = pair / (HEAD / 2), element = pair % (HEAD / 2);
       const bool is_value = at >= heads + groups;
       const float cosine = is_value ? 1.0f : turned[0][element], sine = is_value ? 0.0f : turned[1][element];
@@ -171,9 +180,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         T* const kept = (is_value ? layer.values : layer.keys) + static_cast<long long>(group) * tokens * HEAD;
         kept[(tokens - 1ll) * HEAD + element + i * (HEAD / 2)] = both[i];
       }
-    });
+    };
+    const unsigned stages = multiply(weights, turn, input, model.pairs(number, QKV), hidden, keep);
     __syncthreads();
-    attend(model, layer, sharing, *reinterpret_cast<AttentionMemory*>(input), words, attended, flag, tokens, scale);
+    attention.run(model, *reinterpret_cast<AttentionMemory*>(input), words, attended, flag, stages, scale);
     __syncthreads();
     take_words(attended, model.attended(), flag, [&](unsigned place, float value) { input[place] = T(value); });
     __syncthreads();

@@ -37,13 +37,14 @@ _ADDRESSES = 11  # of a layer's tensors
 class Shape:
     """How the blocks of a step share its work.
 
-    parts: of a head's tokens; tokens: of a part. input: elements of a vector in shared memory. stages: of a warp's
-    ring. shared: dynamic bytes of shared memory.
+    parts: of a head's tokens; tokens: of a part. input: elements of a vector in shared memory. ahead: steps of 16
+    tokens of a warp's ring of tokens; stages: of its ring of weights. shared: dynamic bytes of shared memory.
     """
 
     parts: int
     tokens: int
     input: int
+    ahead: int
     stages: int
     shared: int
 
@@ -56,9 +57,12 @@ class Shape:
         attention = 4 * _HEADS * (_WARPS * (2 + wide) + _PARTS) + 2 * config.head * (_HEADS + 2) + 64
         columns = max(config.hidden, config.intermediate, blocks(attention, 2))
         vector = blocks(columns, _PACK) * _PACK
-        rest = 2 * vector + 4 * config.hidden + 8 * _ADDRESSES * config.layers
+        step = 16 * _WARP * (2 * blocks(config.head, 32) + 4 * wide // 64)
+        ahead = 2 if wide == 64 else 1
+        rest = _WARPS * ahead * step + 2 * vector + 4 * config.hidden + 8 * _ADDRESSES * config.layers
         stages = min(_MOST_STAGES, (cuda.shared_memory() - _STATIC - rest) // (_WARPS * _STAGE))
-        return cls(blocks(tokens, of_part), of_part, vector, stages, stages * _WARPS * _STAGE + rest)
+        shared = stages * _WARPS * _STAGE + rest
+        return cls(blocks(tokens, of_part), of_part, vector, ahead, stages, shared)
 
 
 def unfit(config: LlamaConfig, tokens: int) -> str | None:
@@ -104,7 +108,8 @@ class OneSequence:
         sizes = (config.layers, config.hidden, config.intermediate, config.heads, config.groups, config.vocabulary)
         own = (ctx.s.C + 1, shape.parts, shape.tokens, shape.input)
         self._numbers = *map(ctypes.c_uint32, (*sizes, *own)), scale_of(config.head), ctypes.c_float(EPSILON)
-        macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "HEAD": config.head, "WARPS": _WARPS, "STAGES": shape.stages}
+        rings = {"WARPS": _WARPS, "STAGES": shape.stages, "AHEAD": shape.ahead}
+        macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "HEAD": config.head, **rings}
         self._kernel = ctx.kernel("decode_step.cu", "decode_step_tuned", macros)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,7 @@
 // 2. A block has a head of keys with all its queries, and a part of the tokens (`tuned`). A warp takes 16 keys and values
 //    at a time, as the tensor cores multiply them: up to eight heads of queries are rows, keys are columns. The order of
 //    elements in a product doesn't matter if both operands have the same, so keys and values come from memory as they
-//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory, where each lane finds what it copied
-//    itself. Each warp has a softmax of its own, with the largest score so far; at the end the warps of a block meet in
+//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory (decode_tokens.cuh). Each warp has a softmax of its own, with the largest score so far; at the end the warps of a block meet in
 //    shared memory. Parts of a sequence meet in memory: the block that ends last adds them up.
 //
 // As a kernel of a chain (dependent.cuh) it asks for the first keys and values before the kernel in front has ended, but
@@ -29,6 +28,9 @@
 
 #include "../include/number.cuh"
 #include "decode_softmax.cuh"
+#ifdef WARPS
+#include "decode_tokens.cuh"
+#endif
 
 // The tensors. scale: of scores, times log2(e), so that powers of 2 do.
 struct Attention {
@@ -166,12 +168,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   constexpr unsigned STRIDE = WARPS * KEYS;
   unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
-  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * Step::PACKS * WARP) + lane;
+  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * SLOT);
   let_next_begin();
 #pragma unroll
   for (unsigned r = 0; r < AHEAD; ++r) {
     if (r) close_copies();
-    kept.copy<BUT_LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
+    copy_step<BUT_LAST>(ring + r * SLOT, kept, first + r * STRIDE);
   }
   if (threadIdx.x == 0) {
     const unsigned begin = part * tokens_of_part, bytes = min(end - begin, MOST_FETCHED) * HEAD * sizeof(T);
@@ -188,10 +190,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
     }
   }
-  if (end > kept.last) {
+  const T *const key = kept.keys + Kept::place(kept.last, 0), *const value = kept.values + Kept::place(kept.last, 0);
 #pragma unroll 1
-    for (unsigned r = 0; r < AHEAD; ++r) kept.copy<LAST>(ring + r * Step::PACKS * WARP, first + r * STRIDE);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+  for (unsigned r = 0; r < AHEAD; ++r) {
+    copy_last(ring + r * SLOT, kept, first + r * STRIDE, key, value,
+              [](const uint4* from) { return load_fresh(from); });
   }
   close_copies();
   Softmax softmax;
@@ -199,10 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
   for (; first < end; first += STRIDE) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-    uint4* const place = ring + slot * Step::PACKS * WARP;
-    softmax.add(Step(place), query, first, end, scale);
-    kept.copy<ALL>(place, first + AHEAD * STRIDE);
+    uint4* const place = ring + slot * SLOT;
+    const Step step = take_step(place);
+    copy_step<ALL>(place, kept, first + AHEAD * STRIDE);
     close_copies();
+    softmax.add(step, query, first, end, scale);
     slot = slot + 1 == AHEAD ? 0 : slot + 1;
   }
   meeting.put(softmax, here);

@@ -53,36 +53,16 @@ constexpr unsigned MOST_FETCHED = 512;         // tokens that come to the L2 whi
 // A lane's keys and values of a step.
 struct Step {
   uint4 keys[CHUNKS][2], values[WIDE][4];
-
-  static constexpr unsigned PACKS = 2 * CHUNKS + 4 * WIDE;
-
-  Step() = default;
-  // From where `Kept` copied it to.
-  __device__ __forceinline__ explicit Step(const uint4* from) {
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i, from += WARP) keys[j][i] = *from;
-    }
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i, from += WARP) values[j][i] = *from;
-    }
-  }
 };
 
-// Tokens of a step: the last one of all is another kernel's, and comes when that kernel has ended.
-enum Tokens { ALL, BUT_LAST, LAST };
+// Tokens of a step: the last one of all may be another kernel's, and come when that kernel has ended.
+enum Tokens { ALL, BUT_LAST };
 
 // The keys and values of a group. Tokens before `end` are the block's. `last`: the last token of all.
 struct Kept {
   const T *keys, *values;
   unsigned end, last;
 
-  static __device__ __forceinline__ unsigned key(unsigned first, unsigned i) {
-    return first + threadIdx.x % WARP / 4 + i * 8;
-  }
   static __device__ __forceinline__ unsigned value(unsigned first, unsigned i) {
     return first + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
   }
@@ -90,33 +70,6 @@ struct Kept {
   static __device__ __forceinline__ unsigned of_value(unsigned j) { return j * 64 + threadIdx.x % WARP / 4 * SIZE; }
   static __device__ __forceinline__ long long place(unsigned token, unsigned element) {
     return static_cast<long long>(token) * HEAD + element;
-  }
-
-  // A step comes to places of the lane in shared memory, `WARP` packs apart, and the lane alone reads them: registers
-  // can't hold as much under way, and the L1 has no room for it beside shared memory.
-  template <Tokens Which>
-  __device__ __forceinline__ void copy(uint4* to, unsigned first) const {
-#pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i, to += WARP) copy_pack<Which>(to, keys, key(first, i), of_key(j));
-    }
-#pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i, to += WARP) copy_pack<Which>(to, values, value(first, i), of_value(j));
-    }
-  }
-
- private:
-  template <Tokens Which>
-  __device__ __forceinline__ void copy_pack(uint4* to, const T* from, unsigned token, unsigned element) const {
-    if (Which != ALL && (token == last && token < end) != (Which == LAST)) return;
-    const bool there = token < end && element < HEAD;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from + (there ? place(token, element) : 0)), "n"(16), "r"(there ? 16 : 0)
-                 : "memory");
   }
 };
 

@@ -2,8 +2,7 @@
 // asked for before the layer's first product, and the new token's come as words.
 #pragma once
 
-#include "../rows/mbarrier.cuh"
-#include "decode_softmax.cuh"
+#include "decode_tokens.cuh"
 #include "decode_weights.cuh"
 #include "decode_words.cuh"
 
@@ -25,52 +24,6 @@ struct AttentionMemory {
   float factors[HEADS][MOST_OF_GROUP];
   bool is_last;
 };
-
-// A step of 16 tokens in shared memory: keys in rows, then values, where the lane alone finds what it copied. Whole rows of
-// keys come at once, as memory likes it; the two rows that a quarter of a warp reads lie in different banks.
-constexpr unsigned PITCH = 4 * CHUNKS;                          // packs from a key to the next
-constexpr unsigned SLOT = KEYS * PITCH + 4 * WIDE * WARP;       // packs
-__device__ __forceinline__ unsigned place_of_key(unsigned row, unsigned pack) {
-  return row * PITCH + (CHUNKS % 2 ? pack : pack ^ row % 2 * 4);
-}
-
-// Begins to copy tokens of a step from the cache; the last token is copied at once, from where `token` is.
-template <Tokens Which>
-__device__ __forceinline__ void copy_step(uint4* slot, const Kept& kept, const T (*token)[HEAD], unsigned first) {
-  const unsigned lane = threadIdx.x % WARP;
-  const auto bring = [&](uint4* to, const T* from, unsigned which, unsigned place, unsigned element) {
-    const bool there = place < kept.end && element < HEAD;
-    if (there && place == kept.last) {
-      if (Which != BUT_LAST) *to = *reinterpret_cast<const uint4*>(token[which] + element);
-      return;
-    }
-    if (Which == LAST) return;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)),
-                 "l"(from + (there ? Kept::place(place, element) : 0)), "n"(16), "r"(there ? 16 : 0)
-                 : "memory");
-  };
-#pragma unroll
-  for (unsigned i = 0; i < KEYS * PITCH / WARP; ++i) {
-    const unsigned row = (i * WARP + lane) / PITCH, pack = (i * WARP + lane) % PITCH;
-    bring(slot + place_of_key(row, pack), kept.keys, 0, first + row, pack * SIZE);
-  }
-#pragma unroll
-  for (unsigned i = 0; i < 4 * WIDE; ++i) {
-    bring(slot + KEYS * PITCH + i * WARP + lane, kept.values, 1, Kept::value(first, i % 4), Kept::of_value(i / 4));
-  }
-}
-
-// The lane's part of a step.
-__device__ __forceinline__ void read_step(Step& step, const uint4* slot) {
-  const unsigned lane = threadIdx.x % WARP;
-#pragma unroll
-  for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-    for (unsigned i = 0; i < 2; ++i) step.keys[j][i] = slot[place_of_key(lane / 4 + i * 8, j * 4 + lane % 4)];
-  }
-#pragma unroll
-  for (unsigned i = 0; i < 4 * WIDE; ++i) step.values[i / 4][i % 4] = slot[KEYS * PITCH + i * WARP + lane];
-}
 
 // Waits until at most so many of the thread's groups of copies are under way; or fewer, where the number isn't known to
 // the compiler.
@@ -139,7 +92,7 @@ class Attention {
   __device__ __forceinline__ void prepare() {
 #pragma unroll
     for (unsigned s = 0; s < AHEAD; ++s) {
-      if (first + s * STRIDE < kept.end) copy_step<BUT_LAST>(slots + s * SLOT, kept, nullptr, first + s * STRIDE);
+      if (first + s * STRIDE < kept.end) copy_step<BUT_LAST>(slots + s * SLOT, kept, first + s * STRIDE);
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   }
@@ -180,23 +133,19 @@ class Attention {
         query[j] = *reinterpret_cast<const uint4*>(memory.query + lane / 4 * HEAD + Kept::of_key(j));
       }
     }
+    const T *const key = memory.token[0], *const value = memory.token[1];
+    const auto load = [](const uint4* from) { return *from; };
 #pragma unroll
-    for (unsigned s = 0; s < AHEAD; ++s) {
-      const unsigned begin = first + s * STRIDE;
-      if (begin <= kept.last && kept.last < min(begin + KEYS, kept.end)) {
-        copy_step<LAST>(slots + s * SLOT, kept, memory.token, begin);
-      }
-    }
+    for (unsigned s = 0; s < AHEAD; ++s) copy_last(slots + s * SLOT, kept, first + s * STRIDE, key, value, load);
     Softmax softmax;
 #pragma unroll 1
     for (unsigned done = 0, slot = 0; first < kept.end; first += STRIDE, ++done) {
       if (done >= AHEAD) wait_for_groups<AHEAD - 1>();
-      __syncwarp();
-      Step step;
-      read_step(step, slots + slot * SLOT);
-      __syncwarp();
+      uint4* const place = slots + slot * SLOT;
+      const Step step = take_step(place);
       const unsigned next = first + AHEAD * STRIDE;
-      if (next < kept.end) copy_step<ALL>(slots + slot * SLOT, kept, memory.token, next);
+      if (next < kept.end) copy_step<BUT_LAST>(place, kept, next);
+      copy_last(place, kept, next, key, value, load);
       asm volatile("cp.async.commit_group;" ::: "memory");
       softmax.add(step, query, first, kept.end, scale);
       slot = slot + 1 == AHEAD ? 0 : slot + 1;

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _WARPS, _WARP = 8, 32
 _PACK = 8  # elements that a lane copies at a time
 _STAGE = 2 * 2 * _WARP * _PACK * 2  # bytes of a stage: two rows, two packs a lane
-_MOST_STAGES, _FEWEST_STAGES = 16, 3
+_MOST_STAGES, _FEWEST_STAGES = 16, 2
+_ENOUGH = 4  # stages beside which a warp has two steps of tokens
 _HEADS = 8  # of queries that a head of keys may have
 _PARTS = 64  # of a head's tokens, at most
 _FEW_TOKENS = 2 * _WARPS * 16  # that one block takes in two steps of each warp
@@ -57,11 +58,12 @@ class Shape:
         attention = 4 * _HEADS * (_WARPS * (2 + wide) + _PARTS) + 2 * config.head * (_HEADS + 2) + 64
         columns = max(config.hidden, config.intermediate, blocks(attention, 2))
         vector = blocks(columns, _PACK) * _PACK
-        step = 16 * _WARP * (2 * blocks(config.head, 32) + 4 * wide // 64)
-        ahead = 2 if wide == 64 else 1
-        rest = _WARPS * ahead * step + 2 * vector + 4 * config.hidden + 8 * _ADDRESSES * config.layers
-        stages = min(_MOST_STAGES, (cuda.shared_memory() - _STATIC - rest) // (_WARPS * _STAGE))
-        shared = stages * _WARPS * _STAGE + rest
+        step = _WARPS * 16 * _WARP * (2 * blocks(config.head, 32) + 4 * wide // 64)
+        rest = 2 * vector + 4 * config.hidden + 8 * _ADDRESSES * config.layers
+        room, stage = cuda.shared_memory() - _STATIC - rest, _WARPS * _STAGE
+        ahead = 2 if (room - 2 * step) // stage >= _ENOUGH else 1
+        stages = min(_MOST_STAGES, (room - ahead * step) // stage)
+        shared = stages * stage + ahead * step + rest
         return cls(blocks(tokens, of_part), of_part, vector, ahead, stages, shared)
 
 
@@ -120,7 +122,7 @@ class OneSequence:
 
 
 def addresses(decoder: Decoder, number: int) -> list[int]:
-    """Of a layer's weights, and of its keys and values, as decode_step.cu has them."""
+    """Addresses of a layer's weights, and of its keys and values, in the order that decode_step.cu has them."""
     layer = decoder.model.model["layers"][number]
     attention, products = layer.self_attn, layer.mlp
     tensors = (

@@ -97,6 +97,7 @@ def test_weights_have_the_shared_memory_that_vectors_leave(chip, multiprocessors
         assert _one_kernel._FEWEST_STAGES <= shape.stages <= _one_kernel._MOST_STAGES
         assert shape.shared + _one_kernel._STATIC <= shared * 1024
         assert shape.input >= max(config.hidden, config.intermediate)
+        assert shape.ahead == (1 if shared == 99 else 2)
 
 
 @one_test(

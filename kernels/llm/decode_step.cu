@@ -13,7 +13,7 @@
 // read it. So no block is more than a layer ahead: words of a layer go where words of the layer before were, and vectors
 // behind the gates have two places, in turn.
 //
-// x stays in float32 from layer to layer.
+// Each block has x, in float32, and adds to it what products hand out.
 //
 // Macros: SCALAR (__half, __nv_bfloat16), HEAD (elements of a head), WARPS (of a block), STAGES (of a warp's ring of
 // weights), AHEAD (of its ring of tokens).
@@ -40,12 +40,22 @@
 #include "decode_weights.cuh"
 #include "decode_step_attention.cuh"
 
-// The memory of a block. x: of the layer, float32. input: of the next product; its memory is attention's in between.
+// Vectors in the memory of a block. x: of the layer, float32. input: of the next product; its memory is attention's in
+// between. norms: weights of the next norm in front of a layer, and of the one behind attention. A thread has the same
+// pairs of elements of x and of what x becomes.
 struct Vectors {
-  float* x;
+  float2* x;
   T* input;
+  T* norms[2];
   float* squares;  // of the warps' parts of x
+  unsigned pairs;
 };
+
+// Begins to copy the weights of a norm.
+__device__ __forceinline__ void copy_norm(T* to, const T* from, unsigned columns) {
+  for (unsigned k = threadIdx.x * SIZE; k < columns; k += THREADS * SIZE) copy_async_16(shared_address(to + k), from + k);
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 __device__ __forceinline__ void widen_pack(const T* from, float (&values)[SIZE]) {
   const uint4 raw = *reinterpret_cast<const uint4*>(from);
@@ -57,30 +67,40 @@ __device__ __forceinline__ void widen_pack(const T* from, float (&values)[SIZE])
   }
 }
 
-// x's RMSNorm, to where weights of the norm are: `input`. Each thread reads and writes what it took itself.
-__device__ __forceinline__ void normalise(const Vectors& vectors, unsigned columns, float epsilon) {
+// Makes `input` of x by an RMSNorm. copies: groups of copies that the thread has begun since it copied the norm's weights.
+__device__ __forceinline__ void normalise(const Vectors& vectors, unsigned which, unsigned copies, float epsilon) {
   float sum = 0.0f;
-  for (unsigned k = threadIdx.x; k < columns; k += THREADS) sum = fmaf(vectors.x[k], vectors.x[k], sum);
+  for (unsigned k = threadIdx.x; k < vectors.pairs; k += THREADS) {
+    const float2 both = vectors.x[k];
+    sum = fmaf(both.x, both.x, fmaf(both.y, both.y, sum));
+  }
   sum = sum_of<WARP>(sum);
   if (threadIdx.x % WARP == 0) vectors.squares[threadIdx.x / WARP] = sum;
+  wait_for_groups(copies);
   __syncthreads();
   sum = 0.0f;
 #pragma unroll
   for (unsigned w = 0; w < WARPS; ++w) sum += vectors.squares[w];
-  const float scale = rsqrtf(sum / static_cast<float>(columns) + epsilon);
-  for (unsigned k = threadIdx.x; k < columns; k += THREADS) {
-    vectors.input[k] = T(vectors.x[k] * scale * to_float(vectors.input[k]));
+  const float scale = rsqrtf(sum / static_cast<float>(2 * vectors.pairs) + epsilon);
+  for (unsigned k = threadIdx.x; k < vectors.pairs; k += THREADS) {
+    const float2 both = vectors.x[k];
+    const Lanes<T> weights(reinterpret_cast<const unsigned*>(vectors.norms[which])[k]);
+    const unsigned rounded = rounded_pair<T>(both.x * scale * weights.at[0], both.y * scale * weights.at[1]);
+    reinterpret_cast<unsigned*>(vectors.input)[k] = rounded;
   }
   __syncthreads();
 }
 
-// Takes x from words, and normalises it. No thread may still work with the vectors of before.
-__device__ __forceinline__ void take_x(const Vectors& vectors, const T* gamma, unsigned columns, float epsilon,
+// Adds what a product made to x, and normalises x. No thread may still work with the vectors of before.
+__device__ __forceinline__ void take_x(const Vectors& vectors, unsigned which, unsigned copies, float epsilon,
                                        const Word* words, unsigned flag) {
   __syncthreads();
-  for (unsigned k = threadIdx.x; k < columns; k += THREADS) vectors.input[k] = gamma[k];
-  take_words(words, columns, flag, [&](unsigned place, float value) { vectors.x[place] = value; });
-  normalise(vectors, columns, epsilon);
+  take_pairs(vectors.pairs, flag, [&](unsigned pair) { return words + pair; },
+             [&](unsigned pair, unsigned values) {
+               const Lanes<T> more(values);
+               vectors.x[pair].x += more.at[0], vectors.x[pair].y += more.at[1];
+             });
+  normalise(vectors, which, copies, epsilon);
 }
 
 // Multiplies the warp's pairs of rows of a product with `input`, and gives each pair's sums to store(pair, sums), by one
@@ -118,13 +138,13 @@ __device__ __forceinline__ unsigned multiply(Weights& weights, Turn& turn, const
   return stages;
 }
 
-// between: two vectors behind the gates. words: (heads + 2 groups) HEAD of queries, keys and values, heads HEAD of
-// attention, and twice `hidden` of x. arrivals: zero before the first launch. size_of_input: elements that `Vectors::input`
-// has.
+// between: two vectors behind the gates. words: of pairs of queries, keys and values, of attention's results, of what
+// attention adds to x, and of what the rest of a layer adds. arrivals: zero before the first launch. size_of_input:
+// elements that `Vectors::input` has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode_step_tuned(const long long* token, const T* embedding, const Layer* table, const T* norm, const T* head,
                       const float* cosines, const float* sines, T* logits, Word* words, T* between, Word* arrivals,
-                      float* sums_of_parts, float* extents_of_parts, unsigned* ended, unsigned layers, unsigned hidden,
+                      float2* sums_of_parts, float* extents_of_parts, unsigned* ended, unsigned layers, unsigned hidden,
                       unsigned intermediate, unsigned heads, unsigned groups, unsigned vocabulary, unsigned tokens,
                       unsigned parts, unsigned tokens_of_part, unsigned size_of_input, float scale, float epsilon) {
   extern __shared__ uint4 dynamic[];
@@ -134,9 +154,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   T* const ring = reinterpret_cast<T*>(dynamic);
   uint4* const slots = dynamic + WARPS * STAGES * STAGE / SIZE;
   T* const input = reinterpret_cast<T*>(slots + WARPS * AHEAD * SLOT);
-  float* const x = reinterpret_cast<float*>(input + size_of_input);
-  Layer* const own_table = reinterpret_cast<Layer*>(x + hidden);
-  const Vectors vectors{x, input, squares};
+  T* const norms = input + size_of_input;
+  float2* const x = reinterpret_cast<float2*>(norms + 2 * hidden);
+  Layer* const own_table = reinterpret_cast<Layer*>(x + hidden / 2);
+  const Vectors vectors{x, input, {norms, norms + hidden}, squares, hidden / 2};
   const Sharing sharing{parts, tokens_of_part, sums_of_parts, extents_of_parts, ended};
 
   constexpr unsigned ADDRESSES = sizeof(Layer) / sizeof(Word);
@@ -146,67 +167,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (unsigned i = threadIdx.x; i < HEAD / 2; i += THREADS) turned[0][i] = cosines[i], turned[1][i] = sines[i];
   // Each launch adds as many arrivals, and none of this launch is missing from a count that is one of this launch.
   const Word of_launch = static_cast<Word>(gridDim.x) * layers;
-  if (threadIdx.x == 0) launches = look_at_word(arrivals) / of_launch;
+  if (threadIdx.x == 0) launches = look_at(arrivals) / of_launch;
   __syncthreads();
 
   const Model model{own_table, head, layers, hidden, intermediate, heads, groups, vocabulary};
+  copy_norm(vectors.norms[0], own_table[0].norm, hidden);
   Weights weights(model, ring);
   Turn turn;
-  const unsigned fresh = (heads + 2 * groups) * HEAD;
-  Word *const attended = words + fresh, *const behind = attended + model.attended(), *const next = behind + hidden;
+  Word *const attended = words + (heads + 2 * groups) * (HEAD / 2), *const behind = attended + model.attended() / 2;
+  Word* const next = behind + hidden / 2;
   const unsigned first_flag = static_cast<unsigned>(launches) * layers + 1;
-  const T* const row = embedding + *token * hidden;
-  for (unsigned k = threadIdx.x; k < hidden; k += THREADS) {
-    x[k] = to_float(row[k]), input[k] = own_table[0].norm[k];
+  const unsigned* const row = reinterpret_cast<const unsigned*>(embedding + *token * hidden);
+  for (unsigned k = threadIdx.x; k < hidden / 2; k += THREADS) {
+    const Lanes<T> both(row[k]);
+    x[k] = make_float2(both.at[0], both.at[1]);
   }
-  normalise(vectors, hidden, epsilon);
+  unsigned copies = STAGES;  // groups since the norm's weights
 #pragma unroll 1
   for (unsigned number = 0; number < layers; ++number) {
     const Layer& layer = own_table[number];
     const unsigned flag = first_flag + number;
+    copy_norm(vectors.norms[1], layer.norm_behind, hidden);
     Attention attention(model, layer, sharing, slots, tokens);
     attention.prepare();
-    if (number) take_x(vectors, layer.norm, hidden, epsilon, next, flag - 1);
+    if (number) {
+      take_x(vectors, 0, copies, epsilon, next, flag - 1);
+    } else {
+      normalise(vectors, 0, copies, epsilon);
+    }
+    copy_norm(vectors.norms[0], number + 1 < layers ? own_table[number + 1].norm : norm, hidden);
     const auto keep = [&](unsigned pair, const float(&sums)[2]) {
       const unsigned at = pair / (HEAD / 2), element = pair % (HEAD / 2);
       const bool is_value = at >= heads + groups;
       const float cosine = is_value ? 1.0f : turned[0][element], sine = is_value ? 0.0f : turned[1][element];
-      const T both[] = {T(fmaf(sums[0], cosine, -(sums[1] * sine))), T(fmaf(sums[1], cosine, sums[0] * sine))};
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        put_word(words + at * HEAD + element + i * (HEAD / 2), to_float(both[i]), flag);
-        if (at < heads) continue;
-        const unsigned group = at - (is_value ? heads + groups : heads);
-        T* const kept = (is_value ? layer.values : layer.keys) + static_cast<long long>(group) * tokens * HEAD;
-        kept[(tokens - 1ll) * HEAD + element + i * (HEAD / 2)] = both[i];
-      }
+      const float first = fmaf(sums[0], cosine, -(sums[1] * sine)), second = fmaf(sums[1], cosine, sums[0] * sine);
+      put_pair(words + pair, first, second, flag);
+      if (at < heads) return;
+      const long long group = at - (is_value ? heads + groups : heads);
+      T* const kept = (is_value ? layer.values : layer.keys) + ((group + 1) * tokens - 1) * HEAD + element;
+      kept[0] = T(first), kept[HEAD / 2] = T(second);
     };
-    const unsigned stages = multiply(weights, turn, input, model.pairs(number, QKV), hidden, keep);
+    copies = 1 + multiply(weights, turn, input, model.pairs(number, QKV), hidden, keep);
     __syncthreads();
-    attention.run(model, *reinterpret_cast<AttentionMemory*>(input), words, attended, flag, stages, scale);
+    attention.run(model, *reinterpret_cast<AttentionMemory*>(input), words, attended, flag, copies, scale);
     __syncthreads();
-    take_words(attended, model.attended(), flag, [&](unsigned place, float value) { input[place] = T(value); });
+    take_pairs(model.attended() / 2, flag, [&](unsigned pair) { return attended + pair; },
+               [&](unsigned pair, unsigned values) { reinterpret_cast<unsigned*>(input)[pair] = values; });
     __syncthreads();
-    multiply(weights, turn, input, hidden / 2, model.attended(), [&](unsigned pair, const float(&sums)[2]) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) put_word(behind + 2 * pair + i, x[2 * pair + i] + sums[i], flag);
-    });
-    take_x(vectors, layer.norm_behind, hidden, epsilon, behind, flag);
+    const auto add_behind = [&](unsigned pair, const float(&sums)[2]) {
+      put_pair(behind + pair, sums[0], sums[1], flag);
+    };
+    copies += multiply(weights, turn, input, hidden / 2, model.attended(), add_behind);
+    take_x(vectors, 1, copies, epsilon, behind, flag);
     T* const gated = between + number % 2 * intermediate;
-    multiply(weights, turn, input, intermediate, hidden, [&](unsigned pair, const float(&sums)[2]) {
+    const auto open = [&](unsigned pair, const float(&sums)[2]) {
       gated[pair] = T(sums[0] / (1.0f + __expf(-sums[0])) * sums[1]);
-    });
+    };
+    copies = multiply(weights, turn, input, intermediate, hidden, open);
     meet_blocks(arrivals, (launches * layers + number + 1) * gridDim.x);
     for (unsigned k = threadIdx.x * SIZE; k < intermediate; k += THREADS * SIZE) {
       *reinterpret_cast<uint4*>(input + k) = load_fresh(reinterpret_cast<const uint4*>(gated + k));
     }
     __syncthreads();
-    multiply(weights, turn, input, hidden / 2, intermediate, [&](unsigned pair, const float(&sums)[2]) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) put_word(next + 2 * pair + i, x[2 * pair + i] + sums[i], flag);
-    });
+    const auto add_next = [&](unsigned pair, const float(&sums)[2]) { put_pair(next + pair, sums[0], sums[1], flag); };
+    copies += multiply(weights, turn, input, hidden / 2, intermediate, add_next);
   }
-  take_x(vectors, norm, hidden, epsilon, next, first_flag + layers - 1);
+  take_x(vectors, 0, copies, epsilon, next, first_flag + layers - 1);
   multiply(weights, turn, input, model.pairs(layers, QKV), hidden, [&](unsigned pair, const float(&sums)[2]) {
 #pragma unroll
     for (unsigned i = 0; i < 2; ++i) {

@@ -9,10 +9,11 @@
 constexpr unsigned MOST_OF_GROUP = 64;  // parts of a group's tokens
 
 // How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. Sums and extents of parts
-// are (group, part, head) and (group, part, head, HEAD).
+// are (group, part, head, HEAD), as pairs, and (group, part, head, 2).
 struct Sharing {
   unsigned parts, tokens_of_part;
-  float *sums, *extents;
+  float2* sums;
+  float* extents;
   unsigned* ended;  // parts of each group: zeros before the kernel and after it
 };
 
@@ -63,13 +64,15 @@ __device__ __forceinline__ void add_parts(const Sharing& all, AttentionMemory& m
   }
   __syncthreads();
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < heads * HEAD; i += THREADS) {
-    float result = 0.0f;
+  for (unsigned pair = threadIdx.x; pair < heads * HEAD / 2; pair += THREADS) {
+    float2 result{};
 #pragma unroll 8
     for (unsigned part = 0; part < all.parts; ++part) {
-      result = fmaf(load_fresh(all.sums + (begin + part) * heads * HEAD + i), memory.factors[i / HEAD][part], result);
+      const float2 sum = load_fresh(all.sums + ((begin + part) * heads * HEAD / 2 + pair));
+      const float factor = memory.factors[pair / (HEAD / 2)][part];
+      result.x = fmaf(sum.x, factor, result.x), result.y = fmaf(sum.y, factor, result.y);
     }
-    put_word(words + group * heads * HEAD + i, to_float(T(result)), flag);
+    put_pair(words + group * heads * HEAD / 2 + pair, result.x, result.y, flag);
   }
 }
 
@@ -98,25 +101,31 @@ class Attention {
   }
 
   // Makes results and hands them out as `words`. copies: groups of copies that the thread has begun since `prepare`.
-  // fresh: the words of queries, and of the new key and value of each group. The block's threads may have used `memory`
+  // fresh: the words of queries, and of the new key and value of each
+  // group: elements i and i + HEAD / 2 of a head are a pair. The block's threads may have used `memory`
   // for something else until now.
   __device__ __forceinline__ void run(const Model& model, AttentionMemory& memory, const Word* fresh, Word* words,
                                       unsigned flag, unsigned copies, float scale) {
     if (group >= model.groups) return;
-    take_words(fresh + group * heads * HEAD, heads * HEAD, flag,
-               [&](unsigned place, float value) { memory.query[place] = T(value); });
-#pragma unroll
-    for (unsigned which = 0; which < 2; ++which) {
-      take_words(fresh + (model.heads + which * model.groups + group) * HEAD, HEAD, flag,
-                 [&](unsigned place, float value) { memory.token[which][place] = T(value); });
-    }
+    constexpr unsigned PAIRS = HEAD / 2;
+    const auto head_of = [&](unsigned pair) {  // of the group's queries; then its key and value
+      const unsigned head = pair / PAIRS;
+      return head < heads ? group * heads + head : model.heads + (head - heads) * model.groups + group;
+    };
+    take_pairs((heads + 2) * PAIRS, flag, [&](unsigned pair) { return fresh + head_of(pair) * PAIRS + pair % PAIRS; },
+               [&](unsigned pair, unsigned values) {
+                 T* const to = pair < heads * PAIRS ? memory.query + pair / PAIRS * HEAD
+                                                    : memory.token[pair / PAIRS - heads];
+                 const T(&both)[2] = reinterpret_cast<const T(&)[2]>(values);
+                 to[pair % PAIRS] = both[0], to[pair % PAIRS + PAIRS] = both[1];
+               });
     wait_for_groups(copies);
     __syncthreads();
     const Softmax softmax = softmax_of(memory, scale);
     memory.meeting.put(softmax, heads);
     __syncthreads();
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < heads * HEAD; i += THREADS) hand_out(memory, i, words, flag);
+    for (unsigned pair = threadIdx.x; pair < heads * PAIRS; pair += THREADS) hand_out(memory, pair, words, flag);
     if (all.parts > 1) add_if_last(memory, words, flag);
   }
 
@@ -153,25 +162,28 @@ class Attention {
     return softmax;
   }
 
-  // The sum of the warps' results of an element of a head: the result, or what the part has of it.
-  __device__ __forceinline__ void hand_out(const AttentionMemory& memory, unsigned i, Word* words, unsigned flag) const {
-    const unsigned head = i / HEAD, element = i % HEAD;
-    float largest = NONE, sum = 0.0f, result = 0.0f;
+  // The sums of the warps' results of two elements of a head: the results, or what the part has of them.
+  __device__ __forceinline__ void hand_out(const AttentionMemory& memory, unsigned pair, Word* words,
+                                           unsigned flag) const {
+    const unsigned head = pair / (HEAD / 2), element = pair % (HEAD / 2) * 2;
+    float largest = NONE, sum = 0.0f;
+    float2 result{};
 #pragma unroll
     for (unsigned w = 0; w < WARPS; ++w) largest = fmaxf(largest, memory.meeting.largest[w][head]);
 #pragma unroll
     for (unsigned w = 0; w < WARPS; ++w) {
       const float factor = power_of_2(memory.meeting.largest[w][head] - largest);
+      const float* const own = &memory.meeting.sums[w][head][element];
       sum = fmaf(memory.meeting.sum[w][head], factor, sum);
-      result = fmaf(memory.meeting.sums[w][head][element], factor, result);
+      result.x = fmaf(own[0], factor, result.x), result.y = fmaf(own[1], factor, result.y);
     }
     if (all.parts == 1) {
-      put_word(words + group * heads * HEAD + i, to_float(T(result / sum)), flag);
+      put_pair(words + group * heads * (HEAD / 2) + pair, result.x / sum, result.y / sum, flag);
       return;
     }
-    const unsigned place = blockIdx.x * heads * HEAD + i;
-    all.sums[place] = result;
-    if (element == 0) all.extents[place / HEAD * 2] = largest, all.extents[place / HEAD * 2 + 1] = sum;
+    all.sums[blockIdx.x * heads * (HEAD / 2) + pair] = result;
+    float* const extent = all.extents + (blockIdx.x * heads + head) * 2;
+    if (element == 0) extent[0] = largest, extent[1] = sum;
   }
 
   __device__ __forceinline__ void add_if_last(AttentionMemory& memory, Word* words, unsigned flag) const {

@@ -59,7 +59,7 @@ class Shape:
         columns = max(config.hidden, config.intermediate, blocks(attention, 2))
         vector = blocks(columns, _PACK) * _PACK
         step = _WARPS * 16 * _WARP * (2 * blocks(config.head, 32) + 4 * wide // 64)
-        rest = 2 * vector + 4 * config.hidden + 8 * _ADDRESSES * config.layers
+        rest = 2 * vector + (2 * 2 + 4) * config.hidden + 8 * _ADDRESSES * config.layers
         room, stage = cuda.shared_memory() - _STATIC - rest, _WARPS * _STAGE
         ahead = 2 if (room - 2 * step) // stage >= _ENOUGH else 1
         stages = min(_MOST_STAGES, (room - ahead * step) // stage)
@@ -94,7 +94,7 @@ class OneSequence:
         table = torch.tensor(
             [addresses(decoder, layer) for layer in range(config.layers)], dtype=torch.int64, **options
         )
-        words = (config.heads + 2 * config.groups) * config.head + 3 * config.hidden
+        words = ((config.heads + 2 * config.groups) * config.head + 3 * config.hidden) // 2
         sums = config.heads * shape.parts * (shape.parts > 1)
         head, norm = model.head.detach(), model.model["norm"].weight.detach()
         self._decoder = decoder  # whose tensors the table has the addresses of

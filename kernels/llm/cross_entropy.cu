@@ -8,21 +8,26 @@
 // Memory bounds it: logits have to be read once. Torch makes float32 of them, and the logarithms of the softmax, and keeps
 // these for the backward: it reads and writes them five times, at twice the bytes. To read a row once, its largest number
 // and its sum are made together: when a larger number comes, the sum so far is scaled down (1; Milakov and Gimelshein,
-// Online normalizer calculation for softmax, 2018). An access of one element leaves memory waiting, so a team of threads
-// loads its whole row into registers, 16 bytes an access, before it computes (2). Then no sum has to be scaled down, and
-// few rows are spread over more of the chip, by clusters. Rows of an odd vocabulary begin inside of packs.
+// Online normalizer calculation for softmax, 2018). An access of one element leaves memory waiting, so a thread has several
+// packs of 16 bytes under way (2). Nothing is needed twice, so nothing of a row is kept: threads need few registers, and
+// their warps meet only at the end of a row. So loads of some warps are under way while other warps compute. Teams that
+// keep rows in registers, as for the gradient, load, compute and exchange sums one after the other. Few rows are spread
+// over more of the chip, by clusters. Rows of an odd vocabulary begin inside of packs.
 //
 // The mean is a kernel of its own, of one block: a sum by atomics would differ from run to run.
 //
-// Macros: as in cross_entropy.cuh, and the macros of `tuned`.
+// Macros: as in cross_entropy.cuh, and of `tuned`: THREADS (of a block), UNITS (packs that a thread has under way), RESIDENT
+// (threads that a multiprocessor is to hold at least, which limits registers), CLUSTER (0 or 1: a cluster shares a row).
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-V50257.
 // At least 823.5 MB are read and 32.78 kB written. The ceiling is 176.4 us, by memory.
 //   online: a block a row, one element an access; any length and address
-//   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
+//   tuned: a block or a cluster a row, which keeps nothing of it; 16 bytes an access, several under way in a thread
 //       225.5 us   78.2% of ceiling  moves 823.5 MB
 
 #include "cross_entropy.cuh"
+
+#ifndef UNITS
 
 // Writes what a row gives. x: the row.
 __device__ __forceinline__ void put_row(const T* x, long long columns, long long target, const float (&both)[2],
@@ -31,8 +36,6 @@ __device__ __forceinline__ void put_row(const T* x, long long columns, long long
   const bool has_target = counts(target) && target >= 0 && target < columns;
   loss = has_target ? loss_of(both, to_float(x[target])) : loss_without_target(target);
 }
-
-#ifndef COUNT
 
 // 1. A block a row, one element an access, of any length and at any address.
 extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
@@ -72,19 +75,149 @@ extern "C" __global__ void __launch_bounds__(MEAN_BLOCK)
 
 #else
 
-// 2. A row in the registers of a warp's lanes, a block, or a cluster. Macros: as at the end of rows.cuh.
+// 2. A block, or each block of a cluster, reads its contiguous part of a row in groups of packs. Each thread keeps the sum
+// below its largest logit so far.
+
+#if CLUSTER && __CUDA_ARCH__ >= 900  // elsewhere never launched
+using Team = ClusterTeam<THREADS>;
+__device__ __forceinline__ unsigned block_of_team() { return __clusterRelativeBlockRank(); }
+#else
+using Team = BlockTeam<THREADS>;
+__device__ __forceinline__ unsigned block_of_team() { return 0; }
+#endif
+
+using Group = Pack<T>[UNITS];
+
+// The larger ones of the elements of two packs. NaN is ignored.
+__device__ __forceinline__ void keep_larger(Pack<float>& a, const Pack<float>& b) {
+#pragma unroll
+  for (unsigned e = 0; e < Pack<float>::SIZE; ++e) a.at[e] = fmaxf(a.at[e], b.at[e]);
+}
+template <typename Two, typename Half>
+__device__ __forceinline__ void keep_larger_pairs(Pack<Half>& a, const Pack<Half>& b) {
+  Two(&to)[4] = reinterpret_cast<Two(&)[4]>(a);
+  const Two(&from)[4] = reinterpret_cast<const Two(&)[4]>(b);
+#pragma unroll
+  for (unsigned w = 0; w < 4; ++w) to[w] = __hmax2(to[w], from[w]);
+}
+__device__ __forceinline__ void keep_larger(Pack<__half>& a, const Pack<__half>& b) {
+  keep_larger_pairs<__half2>(a, b);
+}
+__device__ __forceinline__ void keep_larger(Pack<__nv_bfloat16>& a, const Pack<__nv_bfloat16>& b) {
+  keep_larger_pairs<__nv_bfloat162>(a, b);
+}
+
+// A thread's largest logit so far, and the sum below it. The search starts as that of sum_online().
+struct Online {
+  float most = LOWEST, sum = 0.0f;
+
+  // Elements that the group lacks are -inf.
+  __device__ __forceinline__ void take(const Group& group) {
+    Pack<T> larger = group[0];
+#pragma unroll
+    for (unsigned u = 1; u < UNITS; ++u) keep_larger(larger, group[u]);
+    const float higher = fmaxf(most, largest(larger));
+    const Below below(higher);
+    sum *= exp_below(most, higher);
+    most = higher;
+    if (below.near) {
+      sum = fmaf(sum_group<true>(below, group), below.scale, sum);
+    } else {
+      sum += sum_group<false>(below, group);
+    }
+  }
+  __device__ __forceinline__ void take_one(float x) {
+    const float higher = fmaxf(most, x);
+    sum = sum * exp_below(most, higher) + exp_below(x, higher);
+    most = higher;
+  }
+
+ private:
+  template <bool Near>
+  static __device__ __forceinline__ float sum_group(const Below& below, const Group& group) {
+    float sum = 0.0f, values[Pack<T>::SIZE];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; ++u) {
+      widen(group[u], values);
+#pragma unroll
+      for (float value : values) sum += below.template at<Near>(value);
+    }
+    return sum;
+  }
+};
+
+// A thread's packs of a group, the first one at `from`. packs: from there to the end. In whole words, as in rows.cuh.
+__device__ __forceinline__ void load_packs(const uint4* from, unsigned packs, Group& group) {
+  uint4(&raw)[UNITS] = reinterpret_cast<uint4(&)[UNITS]>(group);
+  if ((UNITS - 1) * THREADS < packs) {
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; ++u) raw[u] = load_16<false>(from + u * THREADS);
+    return;
+  }
+  const unsigned word = splat(T(MINUS_INFINITY));
+#pragma unroll
+  for (unsigned u = 0; u < UNITS; ++u) {
+    raw[u] = make_uint4(word, word, word, word);
+    if (u * THREADS < packs) raw[u] = load_16<false>(from + u * THREADS);
+  }
+}
+
+// Where the packs of a row are. The elements before the first pack, and those behind the last one, are single.
+struct Parts {
+  long long begin;
+  unsigned head, packs;
+
+  __device__ __forceinline__ Parts(unsigned row, unsigned columns)
+      : begin(static_cast<long long>(row) * columns),
+        head(min(columns, static_cast<unsigned>(-begin) % Pack<T>::SIZE)),
+        packs((columns - head) / Pack<T>::SIZE) {}
+};
+
+// What isn't a column: no row is as long.
+constexpr unsigned NO_COLUMN = 0xfffffffeu, IGNORED_COLUMN = 0xffffffffu;
+// A target in 32 bits, which are kept while the row is read.
+__device__ __forceinline__ unsigned column_of(long long target, unsigned columns) {
+  if (!counts(target)) return IGNORED_COLUMN;
+  return target >= 0 && target < columns ? static_cast<unsigned>(target) : NO_COLUMN;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     cross_entropy_tuned(const T* __restrict__ logits, const long long* __restrict__ targets, float* __restrict__ losses,
-                        float* __restrict__ lse, long long rows, unsigned columns) {
+                        float* __restrict__ lse, unsigned columns) {
 #if !CLUSTER || __CUDA_ARCH__ >= 900
+  constexpr unsigned SIZE = Pack<T>::SIZE;
+  constexpr int STEP = UNITS * THREADS;
   Team team;
-  const Row row(team, rows, columns);
-  Row::Chunk chunks[Row::CHUNKS];
-  row.load(logits, chunks, MINUS_INFINITY);
-  float both[2];
-  sum_registers(row, chunks, both);
-  if (team.rank == 0 && row.row < rows) {
-    put_row(logits + row.begin, columns, targets[row.row], both, lse[row.row], losses[row.row]);
+  unsigned row = static_cast<unsigned>(team.row());
+  const unsigned column = team.rank == 0 ? column_of(targets[row], columns) : IGNORED_COLUMN;
+  Online online;
+  {
+    const Parts parts(row, columns);
+    const unsigned share = (parts.packs + team.blocks() - 1) / team.blocks(), first = block_of_team() * share;
+    const uint4* from = reinterpret_cast<const uint4*>(logits + parts.begin + parts.head) + first + threadIdx.x;
+    const int own = min(share, parts.packs - min(parts.packs, first));
+#pragma unroll 1
+    for (int left = own - threadIdx.x; left > 0; left -= STEP, from += STEP) {
+      asm("" : "+l"(from));  // so that a row's last groups don't get a pointer of their own
+      Group group;
+      load_packs(from, left, group);
+      online.take(group);
+    }
+  }
+  // What was known of the row is made anew: kept through the loop, it would take registers that loads need.
+  asm("" : "+r"(row));
+  const Parts parts(row, columns);
+  const T* x = logits + parts.begin;
+  float of_target;  // of no use without a target
+  if (column < columns) of_target = to_float(x[column]);
+  // Single elements, one a thread.
+  const unsigned after = parts.packs * SIZE;
+  if (team.rank < columns - after) online.take_one(to_float(x[team.rank + (team.rank < parts.head ? 0 : after)]));
+  float both[2] = {online.most, online.sum};
+  team.template all<Exponentials>(both);
+  if (team.rank == 0) {
+    lse[row] = log_of(both);
+    losses[row] = column < columns ? loss_of(both, of_target) : column == IGNORED_COLUMN ? 0.0f : NO_NUMBER;
   }
 #endif
 }

@@ -27,6 +27,23 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // e^(x - most). The difference comes first: it is exact where x is near `most`, however large both are.
 __device__ __forceinline__ float exp_below(float x, float most) { return exp2_fast((x - most) * LOG2_E); }
 
+// Exponentials below the number `most`, by one multiply-add and one instruction each: e^(x - most) = at(x) * scale. `most`
+// times log2(e) is rounded, and `scale` takes back by how much, so that a result is as exact as that of exp_below(). Where
+// `most` is so large that what is taken back isn't near 1, the difference comes first.
+struct Below {
+  float most, minus, scale;
+  bool near;
+
+  __device__ __forceinline__ explicit Below(float most)
+      : most(most), minus(-(most * LOG2_E)), near(fabsf(most) < 32768.0f) {
+    scale = near ? exp2_fast(-fmaf(most, LOG2_E, minus)) : 1.0f;
+  }
+  template <bool Near>
+  __device__ __forceinline__ float at(float x) const {
+    return Near ? exp2_fast(fmaf(x, LOG2_E, minus)) : exp_below(x, most);
+  }
+};
+
 // Merges pairs: the largest of some logits, and the sum of e^(logit - largest). Where all logits are -inf the sum is
 // zero: other threads may have larger ones.
 __device__ __forceinline__ float base_of(float most) { return most == MINUS_INFINITY ? 0.0f : most; }
@@ -100,23 +117,29 @@ __device__ __forceinline__ float largest(const Pack<__nv_bfloat16>& pack) {
   return largest_of_pairs(reinterpret_cast<const __nv_bfloat162(&)[4]>(pack));
 }
 
+template <bool Near, typename Row>
+__device__ __forceinline__ float sum_chunks(const Below& below, const typename Row::Chunk (&chunks)[Row::CHUNKS]) {
+  float sum = 0.0f, values[Row::CHUNK];
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    widen(chunks[j], values);
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) sum += below.template at<Near>(values[e]);
+  }
+  return sum;
+}
 // The largest logit of a row and the sum below it, from a row in registers, in which what a thread lacks is -inf. A warp
 // takes the largest of its own logits, so that the warps of a team have to exchange numbers only once.
 template <typename Row>
 __device__ __forceinline__ void sum_registers(const Row& row, const typename Row::Chunk (&chunks)[Row::CHUNKS],
                                               float (&both)[2]) {
-  float most[1] = {MINUS_INFINITY}, sum[1] = {0.0f}, values[Row::CHUNK];
+  float most[1] = {MINUS_INFINITY}, sum[1];
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
   row.team.template in_warp<Max>(most);
-  const float base = base_of(most[0]);
-#pragma unroll
-  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-    widen(chunks[j], values);
-#pragma unroll
-    for (unsigned e = 0; e < Row::elements(j); ++e) sum[0] += exp_below(values[e], base);
-  }
+  const Below below(base_of(most[0]));
+  sum[0] = below.near ? sum_chunks<true, Row>(below, chunks) : sum_chunks<false, Row>(below, chunks);
   row.team.template in_warp<Sum>(sum);
-  both[0] = most[0], both[1] = sum[0];
+  both[0] = most[0], both[1] = sum[0] * below.scale;
   row.team.template across_warps<Exponentials>(both);
 }

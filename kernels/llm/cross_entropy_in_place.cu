@@ -11,6 +11,11 @@
 // team of threads that is large enough (2): 128256 halves are 32 KB for each of eight blocks of a cluster. Exponentials are
 // made twice from the logits in registers, since floats would take twice the room of halves.
 //
+// Each element then costs as few instructions as it can, or memory waits for them. No element asks whether it is the
+// target's, nor whether its row counts: the thread that has the target's logit writes it once more, and rows that don't
+// count are zeros on a path of their own. An exponential takes one multiply-add. What else a row needs (its target, how many
+// rows count, the target's logit) is loaded beside the row, not behind the exchange of sums.
+//
 // Macros: as in cross_entropy.cuh, and the macros of `tuned`.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-V50257.
@@ -20,6 +25,8 @@
 //       485.7 us   79.4% of ceiling  moves 1.647 GB
 
 #include "cross_entropy.cuh"
+
+#ifndef COUNT
 
 // The gradient of a logit, from the sums of its row.
 struct Shares {
@@ -33,8 +40,6 @@ struct Shares {
   }
   __device__ __forceinline__ float of(float x) const { return factor == 0.0f ? 0.0f : exp_below(x, base) * share; }
 };
-
-#ifndef COUNT
 
 // 1. A block a row, of any length and at any address; the row is read again for its gradient.
 extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
@@ -84,44 +89,83 @@ struct OwnRow : PackedRow<T, COUNT, RAGGED, Team> {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
-    cross_entropy_in_place_tuned(T* logits, const long long* __restrict__ targets, const float* __restrict__ valid,
-                                 float* __restrict__ losses, long long rows, unsigned columns) {
-#if !CLUSTER || __CUDA_ARCH__ >= 900
-  Team team;
-  const OwnRow row(team, rows, columns);
-  OwnRow::Chunk chunks[OwnRow::CHUNKS];
-  row.load(logits, chunks, MINUS_INFINITY);
-  const bool exists = row.row < rows;
-  const long long target = exists ? targets[row.row] : IGNORED;
-  float both[2];
-  sum_registers(row, chunks, both);
-  const Shares shares(both, valid, counts(target));
-  if (exists && team.rank == 0 && (!counts(target) || target < 0 || target >= columns)) {
-    losses[row.row] = loss_without_target(target);
-  }
-  // Always 0, which the compiler doesn't know: for forget_floats().
-  const unsigned zero = __float_as_uint(both[1]) >> 31;
-  const bool may_be_here = exists && counts(target);
+// Whether this thread has a column of its row, in one of its packs or as a single element.
+__device__ __forceinline__ bool has_column(const OwnRow& row, unsigned column) {
+  const unsigned pack = (column - row.head) / OwnRow::CHUNK;
+  if (column < row.head || pack >= row.packs) return RAGGED && row.column_of(COUNT) == column;
+  const unsigned apart = pack - row.pack(0);
+  return apart % Team::STEP == 0 && apart / Team::STEP < COUNT;
+}
+
+// What a row's logits become: their shares of the sum, or zeros.
+template <bool Near>
+struct Share {
+  const Below& below;
+  float unit;
+
+  __device__ __forceinline__ float operator()(float x) const { return below.template at<Near>(x) * unit; }
+};
+struct Zero {
+  __device__ __forceinline__ float operator()(float) const { return 0.0f; }
+};
+
+// zero: as for forget_floats().
+template <typename Of>
+__device__ __forceinline__ void put_row(const OwnRow& row, OwnRow::Chunk (&chunks)[OwnRow::CHUNKS], T* logits,
+                                        unsigned zero, Of of) {
 #pragma unroll
   for (unsigned j = 0; j < OwnRow::CHUNKS; ++j) {
     float values[OwnRow::CHUNK];
     forget_floats(chunks[j], zero);
     widen(chunks[j], values);
-    const unsigned first = row.column_of(j), place = static_cast<unsigned>(target) - first;
-    // One thread of the team has the target's logit, if it is a column.
-    const bool is_here = may_be_here && row.has(j, 0) && target >= first && target - first < OwnRow::elements(j);
-    float of_target = 0.0f;
 #pragma unroll
-    for (unsigned e = 0; e < OwnRow::elements(j); ++e) {
-      const bool is_target = is_here && e == place;
-      if (is_target) of_target = values[e];
-      values[e] = shares.of(values[e]) - (is_target ? shares.factor : 0.0f);
-    }
-    if (is_here) losses[row.row] = loss_of(both, of_target);
+    for (unsigned e = 0; e < OwnRow::elements(j); ++e) values[e] = of(values[e]);
     narrow(values, chunks[j]);
     row.store(logits, j, chunks[j]);
   }
+}
+
+// Threads that a multiprocessor is to hold at least: with 64 registers each.
+constexpr unsigned KEPT = 1024;
+extern "C" __global__ void __launch_bounds__(THREADS, KEPT / THREADS)
+    cross_entropy_in_place_tuned(T* logits, const long long* __restrict__ targets, const float* __restrict__ valid,
+                                 float* __restrict__ losses, long long rows, unsigned columns) {
+#if !CLUSTER || __CUDA_ARCH__ >= 900
+  constexpr unsigned NO_COLUMN = 0xffffffffu;
+  Team team;
+  const OwnRow row(team, rows, columns);
+  const bool exists = row.row < rows;
+  const long long target = exists ? targets[row.row] : IGNORED;
+  const float all = *valid;
+  OwnRow::Chunk chunks[OwnRow::CHUNKS];
+  row.load(logits, chunks, MINUS_INFINITY);
+  // By how much shares are divided: in a row that doesn't count nothing is left.
+  const float count = counts(target) ? all : -MINUS_INFINITY;
+  const bool has_target = counts(target) && target >= 0 && target < columns;
+  const unsigned column = has_target && has_column(row, static_cast<unsigned>(target)) ? target : NO_COLUMN;
+  float of_target;  // of no use in another thread
+  if (column != NO_COLUMN) of_target = to_float(logits[row.begin + column]);
+  if (exists && team.rank == 0 && !has_target) losses[row.row] = loss_without_target(target);
+  float both[2];
+  sum_registers(row, chunks, both);
+  const float factor = 1.0f / count;
+  const Below below(base_of(both[0]));
+  const float unit = below.scale * (factor / both[1]);
+  // Always 0, which the compiler doesn't know: for forget_floats().
+  const unsigned zero = __float_as_uint(both[1]) >> 31;
+  // A row that doesn't count may have numbers of any kind.
+  if (factor == 0.0f) {
+    put_row(row, chunks, logits, zero, Zero{});
+  } else if (below.near) {
+    put_row(row, chunks, logits, zero, Share<true>{below, unit});
+  } else {
+    put_row(row, chunks, logits, zero, Share<false>{below, unit});
+  }
+  if (column == NO_COLUMN) return;
+  losses[row.row] = loss_of(both, of_target);
+  // Behind this thread's own write of the element. The quotient comes first: it is 1 where no other logit counts.
+  const float exponential = below.scale * (below.near ? below.at<true>(of_target) : below.at<false>(of_target));
+  logits[row.begin + column] = T(factor == 0.0f ? 0.0f : exponential / both[1] * factor - factor);
 #endif
 }
 #endif

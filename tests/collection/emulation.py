@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -271,11 +271,17 @@ def guarded(tensor: Any, offset: int = 0) -> Any:
 
 
 def complaint(
-    gpu: Gpu, op: Op, case: Case, offsets: Mapping[str, int] | None = None, plan: Plan | None = None
+    gpu: Gpu,
+    op: Op,
+    case: Case,
+    offsets: Mapping[str, int] | None = None,
+    plan: Plan | None = None,
+    change: Callable[[Tensors], object] = lambda _: None,
 ) -> str | None:
     """What is wrong with a call of a case's variant on the stand-in for a GPU; None if nothing is.
 
     offsets: elements by which tensors begin past 16 bytes, by name. plan: that is tried, in place of the rule's.
+    change: is called with the inputs before the call.
     """
     import torch
 
@@ -285,6 +291,7 @@ def complaint(
     with pytest.MonkeyPatch.context() as patch:
         gpu.stand_in(patch)
         inputs = check.make_inputs(ctx)
+        change(inputs)
         given = vars(check.merged(inputs, check.make_outputs(ctx, variant)))
         tensors = Tensors(**{name: guarded(tensor, apart.get(name, 0)) for name, tensor in given.items()})
         variant.prepare(ctx)(tensors)

@@ -20,6 +20,15 @@ CASES = [
     rare("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
     rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 1}]),
+    rare(
+        "cross_entropy",
+        "bfloat16",
+        {"M": 5, "V": 5003},
+        [
+            {"threads": 64, "units": 8, "resident": 1024, "cluster": 1},
+            {"threads": 128, "units": 1, "resident": 1536, "cluster": 4},
+        ],
+    ),
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
     rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),

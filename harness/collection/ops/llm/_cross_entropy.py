@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.chip import Chip
-from harness.collection.ops.elementwise import CUDA_TYPE, aligned
+from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import RowPlan
 from harness.ops import Context, Extremes, Launch, Tensor, Tensors
@@ -31,6 +32,7 @@ _ONE_IGNORED = 8  # one row in so many doesn't count
 _ANY_BLOCK = 512  # threads, as in cross_entropy.cuh
 _GRID = 2**31 - 1  # blocks
 _CHECKED = 2**22  # elements checked at a time
+_MANY = 8  # rows for each multiprocessor from which on clusters may have other numbers of blocks than powers of two
 
 
 def extremes(*given: str) -> Extremes:
@@ -99,7 +101,15 @@ def any_length(ctx: Context, entry: str, tensors: Arguments) -> Launch:
 
 def _ruled(rows: int, columns: int, itemsize: int, chip: Chip) -> RowPlan | None:
     plan = RowPlan.of(rows, columns, itemsize, chip) if columns else None
-    return None if plan is None or plan.tile_rows else plan
+    if plan is None or plan.tile_rows:
+        return None
+    cluster = power_of_2_from(plan.cluster)
+    if cluster == plan.cluster or rows >= _MANY * chip.multiprocessors:
+        return plan
+    # Few rows are few waves of clusters. A multiprocessor has room for more of smaller blocks, so that waves overlap.
+    share = blocks(columns * itemsize // PACK_BYTES, cluster)
+    threads = blocks(blocks(share, plan.count), WARP) * WARP
+    return replace(plan, count=blocks(share, threads), threads=threads, cluster=cluster)
 
 
 def _limit(plan: RowPlan) -> str | None:

@@ -6,13 +6,15 @@ no row counts, the loss is NaN, as torch's is.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import ANY
+from harness.collection.ops.elementwise import ANY, aligned
 from harness.collection.ops.llm import _cross_entropy as shared
+from harness.collection.ops.llm._cross_entropy_plan import TUNING, macros
 from harness.model import Traffic
-from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Plan, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -131,22 +133,38 @@ def online(ctx: Context) -> Launch:
     return _with_mean(ctx, losses, shared.any_length(ctx, "online", lambda t: (t.logits, t.targets, losses, t.lse)))
 
 
-@OP.variant("tuned", "a row in the registers of a warp, a block or a cluster, as its length asks", tuning=shared.TUNING)
+@OP.variant(
+    "tuned",
+    "a block or a cluster a row, which keeps nothing of it; 16 bytes an access, several under way in a thread",
+    tuning=TUNING,
+)
 def tuned(ctx: Context) -> Launch:
-    """`online` runs where rows are too long for registers, or logits don't begin on 16 bytes."""
-    losses = _losses(ctx)
+    """`online` runs where logits don't begin on 16 bytes, or 32 bits are too few for the sizes."""
+    losses, plan = _losses(ctx), ctx.plan()
 
     def tensors(t: Tensors) -> tuple[torch.Tensor, ...]:
         return t.logits, t.targets, losses, t.lse
 
     fallback = shared.any_length(ctx, "online", tensors)
-    return _with_mean(ctx, losses, shared.planned(ctx, tensors, fallback))
+    return _with_mean(ctx, losses, _streamed(ctx, plan, tensors, fallback) if plan else fallback)
+
+
+def _streamed(ctx: Context, plan: Plan, tensors: shared.Arguments, fallback: Launch) -> Launch:
+    """The kernel `tuned`, which takes rows of any length whose matrix begins on 16 bytes."""
+    kernel, threads, cluster = shared.kernel(ctx, "tuned", **macros(plan)), int(plan["threads"]), int(plan["cluster"])
+    grid, columns, together = ctx.s.M * cluster, ctypes.c_uint32(ctx.s.V), cluster if cluster > 1 else None
+
+    def launch(t: Tensors) -> None:
+        if aligned(t.logits):
+            kernel(grid, threads, *tensors(t), columns, cluster=together)
+        else:
+            fallback(t)
+
+    return launch
 
 
 def _with_mean(ctx: Context, losses: torch.Tensor, rows: Launch) -> Launch:
     """The losses of rows, then their mean."""
-    import ctypes
-
     mean, count = shared.kernel(ctx, "mean"), ctypes.c_int64(ctx.s.M)
 
     def launch(t: Tensors) -> None:

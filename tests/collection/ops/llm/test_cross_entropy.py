@@ -11,7 +11,7 @@ from harness.model import Traffic
 from harness.ops import Catalogue
 from tests.one_test import one_test
 
-# Lanes of a warp, blocks and clusters; rows that begin inside of packs; a row that no team's registers hold.
+# Blocks of all sizes and clusters; rows that begin inside of packs; rows that no team's registers hold.
 COMPILED = [
     {"M": rows, "V": columns}
     for rows, columns in [

@@ -14,8 +14,18 @@
 // tenth of all. A block that adds them alone would keep the others waiting, so each WINDOW tokens of one id are summed by
 // a block of their own before (a window lies at a multiple of WINDOW in the grouped order).
 //
+// Nearly all rows of a large vocabulary have no token, and are written as fast as memory takes zeros. What must not happen
+// is that one block waits for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
+// away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
+// windows are short; and where the tokens of a block's next TABLE rows lie is looked up at once, into shared memory.
+//
+// Grouping and windows leave memory idle. So both launches have spare blocks, which write zeros to the last rows of dweight
+// meanwhile: most vocabularies begin with the frequent ids. The last launch leaves out those of these rows that have no
+// token. (A row with tokens is written twice.)
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
-// are read in single elements, not in packs of 16 bytes).
+// are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
+// (of a block that sums), ROW_BLOCKS (of them, for which a multiprocessor is to have registers).
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 T8192-V128256-H4096 padding=none.
 // At least 67.17 MB are read and 1.051 GB written. The ceiling is 241.2 us, by memory.
@@ -33,6 +43,15 @@
 #ifndef SINGLES
 #define SINGLES 0
 #endif
+#ifndef WINDOW
+#define WINDOW 32
+#endif
+#ifndef ROW_THREADS
+#define ROW_THREADS 256
+#endif
+#ifndef ROW_BLOCKS
+#define ROW_BLOCKS 4
+#endif
 
 #include "../rows/norm_grad.cuh"
 
@@ -40,9 +59,9 @@ using T = SCALAR;
 using Chunk = ChunkOf<T, SINGLES>::Type;
 using Floats = float[Chunk::SIZE];
 
-constexpr unsigned WINDOW = 128;       // tokens of one id that a block sums before; as in embedding_grad.py
 constexpr unsigned GROUP_BLOCK = 1024;  // threads of a block that groups; as in embedding_grad.py
-constexpr unsigned ROW_THREADS = 256;   // of a block that sums; as in embedding_grad.py
+constexpr unsigned AT_ONCE = 8;         // tokens whose rows a thread has under way
+constexpr unsigned TABLE = 32;          // rows of a block that are looked up at once
 
 // Whether a token counts. An id outside of the vocabulary is a mistake, and counts as none.
 __device__ __forceinline__ bool counts(long long id, unsigned vocabulary) {
@@ -73,40 +92,65 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 // ---- 2. Tokens grouped by id. order: tokens, those of an id next to each other and in the order of the batch.
 // begin, end: where the tokens of each id lie in it. counted: how many tokens are in it.
 
-// The exclusive sums of the threads' numbers over a block; `total` becomes the sum of all.
-__device__ __forceinline__ unsigned sums_before(unsigned own, unsigned (&of_warps)[GROUP_BLOCK / WARP], unsigned& total) {
-  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+// The sum of a warp's numbers, in all lanes; and the sum of the numbers of the lanes before this one.
+__device__ __forceinline__ unsigned warp_sum(unsigned value) {
+#pragma unroll
+  for (unsigned step = WARP / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+  return value;
+}
+__device__ __forceinline__ unsigned lanes_before(unsigned own) {
   unsigned sum = own;
 #pragma unroll
   for (unsigned step = 1; step < WARP; step *= 2) {
     const unsigned other = __shfl_up_sync(ALL_LANES, sum, step);
-    if (lane >= step) sum += other;
+    if (threadIdx.x % WARP >= step) sum += other;
   }
-  __syncthreads();  // nobody reads the numbers of the call before any more
-  if (lane == WARP - 1) of_warps[warp] = sum;
-  __syncthreads();
-  unsigned before = 0;
-  total = 0;
-#pragma unroll 8
-  for (unsigned w = 0; w < GROUP_BLOCK / WARP; ++w) {
-    if (w < warp) before += of_warps[w];
-    total += of_warps[w];
-  }
-  return before + sum - own;
+  return sum - own;
 }
 
-// A grid of 2^log2_blocks blocks; block b has the ids whose lowest bits are b. bins: of shared memory, one for each such id.
+// The sum of the numbers of the threads before this one over a block, from the sum of the lanes before; `total` becomes
+// the sum of all. The calls take turns between two places for the sums of warps, so that one barrier is enough.
+using WarpSums = unsigned[GROUP_BLOCK / WARP];
+__device__ __forceinline__ unsigned threads_before(unsigned before, unsigned own, WarpSums& of_warps, unsigned& total) {
+  static_assert(GROUP_BLOCK / WARP == WARP, "a lane adds a warp's sum");
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  if (lane == WARP - 1) of_warps[warp] = before + own;
+  __syncthreads();
+  const unsigned sum = of_warps[lane];
+  total = warp_sum(sum);
+  return before + warp_sum(lane < warp ? sum : 0);
+}
+
+// Writes zeros to `rows` rows from `first` on, by `blocks` blocks, of which this is number `block`.
+__device__ __forceinline__ void write_zeros(T* __restrict__ dweight, unsigned columns, unsigned first, unsigned rows,
+                                            unsigned block, unsigned blocks) {
+  T* to = dweight + static_cast<long long>(first) * columns;
+  const long long elements = static_cast<long long>(rows) * columns;
+  const long long step = static_cast<long long>(blocks) * blockDim.x * Chunk::SIZE;
+  for (long long i = (static_cast<long long>(block) * blockDim.x + threadIdx.x) * Chunk::SIZE; i < elements; i += step) {
+    store_chunk(to + i, Chunk{});
+  }
+}
+
+// 2^log2_blocks blocks; block b has the ids whose lowest bits are b. bins: of shared memory, one for each such id. The
+// blocks behind them write zeros to `zeros` rows from zeros_from on.
 extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
     embedding_grad_group(const long long* __restrict__ ids, unsigned* __restrict__ order, unsigned* __restrict__ begin,
                          unsigned* __restrict__ end, unsigned* __restrict__ counted, unsigned tokens,
-                         unsigned vocabulary, unsigned log2_blocks, unsigned bins_of_block) {
+                         unsigned vocabulary, unsigned log2_blocks, unsigned bins_of_block, T* __restrict__ dweight,
+                         unsigned columns, unsigned zeros_from, unsigned zeros) {
   constexpr unsigned ROOM = 2 * GROUP_BLOCK;
+  const unsigned groups = 1u << log2_blocks, mask = groups - 1;
+  if (blockIdx.x >= groups) {
+    write_zeros(dweight, columns, zeros_from, zeros, blockIdx.x - groups, gridDim.x - groups);
+    return;
+  }
   extern __shared__ uint4 shared[];
   unsigned* bins = reinterpret_cast<unsigned*>(shared);
-  __shared__ unsigned of_warps[GROUP_BLOCK / WARP];
+  __shared__ WarpSums of_warps[2];
   __shared__ unsigned own_bins[ROOM];
   __shared__ unsigned own_tokens[ROOM];
-  const unsigned lane = threadIdx.x % WARP, mask = (1u << log2_blocks) - 1;
+  const unsigned lane = threadIdx.x % WARP;
 
   // How many tokens come before the block's, and how many tokens each of its ids has.
   for (unsigned bin = threadIdx.x; bin < bins_of_block; bin += GROUP_BLOCK) bins[bin] = 0;
@@ -121,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
     if (block == blockIdx.x) atomicAdd(&bins[static_cast<unsigned>(id) >> log2_blocks], 1u);
   }
   unsigned first;
-  sums_before(earlier, of_warps, first);  // and a barrier behind the counts
+  threads_before(lanes_before(earlier), earlier, of_warps[0], first);  // and a barrier behind the counts
 
   // Where each id's tokens begin. A thread has neighbouring bins.
   const unsigned each = (bins_of_block + GROUP_BLOCK - 1) / GROUP_BLOCK;
@@ -130,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
     const unsigned bin = threadIdx.x * each + j;
     if (bin < bins_of_block) own += bins[bin];
   }
-  unsigned place = first + sums_before(own, of_warps, all);
+  unsigned place = first + threads_before(lanes_before(own), own, of_warps[1], all);
   for (unsigned j = 0; j < each; ++j) {
     const unsigned bin = threadIdx.x * each + j;
     if (bin >= bins_of_block) break;
@@ -142,14 +186,21 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
   if (threadIdx.x == 0 && blockIdx.x == mask) *counted = first + all;
   __syncthreads();
 
-  // The block's tokens in order: first into a list, then, by one warp, into their places.
-  unsigned listed = 0;
+  // The block's tokens in order: first into a list, then, by one warp, into their places. The next ids are under way
+  // while these ones are listed.
+  const auto id_at = [&](unsigned token) { return token < tokens ? ids[token] : -1; };
+  unsigned listed = 0, turn = 0;
+  long long next_id = id_at(threadIdx.x);
   for (unsigned from = 0; from < tokens; from += GROUP_BLOCK) {
     const unsigned token = from + threadIdx.x;
-    const long long id = token < tokens ? ids[token] : -1;
+    const long long id = next_id;
+    next_id = id_at(token + GROUP_BLOCK);
     const bool is_own = counts(id, vocabulary) && (static_cast<unsigned>(id) & mask) == blockIdx.x;
+    const unsigned owners = __ballot_sync(ALL_LANES, is_own);
     unsigned found;
-    const unsigned at = listed + sums_before(is_own, of_warps, found);
+    const unsigned at =
+        listed + threads_before(__popc(owners & ((1u << lane) - 1)), is_own, of_warps[turn], found);
+    turn ^= 1;
     if (is_own) own_bins[at] = static_cast<unsigned>(id) >> log2_blocks, own_tokens[at] = token;
     listed += found;
     if (listed + GROUP_BLOCK <= ROOM && from + GROUP_BLOCK < tokens) continue;
@@ -172,67 +223,139 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
   }
 }
 
-// Adds the rows of dy of the tokens order[from] to order[to - 1], a chunk of columns from `column` on.
+// Adds the rows of dy of the tokens order[from] to order[to - 1], a chunk of columns from `column` on. All loads of AT_ONCE
+// tokens are under way before any of them is added.
 __device__ __forceinline__ void add_tokens(const T* __restrict__ dy, const unsigned* __restrict__ order, unsigned from,
                                            unsigned to, unsigned columns, unsigned column, Floats& sums) {
-#pragma unroll 4
-  for (unsigned k = from; k < to; ++k) {
-    Chunk chunk;
-    float values[Chunk::SIZE];
-    load_chunk(dy + static_cast<long long>(order[k]) * columns + column, chunk);
-    widen(chunk, values);
+#pragma unroll 1
+  for (unsigned k = from; k < to; k += AT_ONCE) {
+    unsigned tokens[AT_ONCE];
+    Chunk chunks[AT_ONCE];
 #pragma unroll
-    for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += values[e];
+    for (unsigned i = 0; i < AT_ONCE; ++i) tokens[i] = order[min(k + i, to - 1)];
+#pragma unroll
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+      chunks[i] = Chunk{};
+      if (k + i < to) load_chunk(dy + static_cast<long long>(tokens[i]) * columns + column, chunks[i]);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+      float values[Chunk::SIZE];
+      widen(chunks[i], values);
+#pragma unroll
+      for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += values[e];
+    }
   }
 }
 
-// The sums of windows that have one id alone, (windows, columns). A block has a window and ROW_THREADS chunks of columns.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+// A chunk of sums of a window to memory and from there, in accesses of 16 bytes where it is a pack.
+__device__ __forceinline__ void store_floats(float* to, const Floats& sums) {
+  if constexpr (Chunk::SIZE == 1) {
+    *to = sums[0];
+  } else {
+#pragma unroll
+    for (unsigned e = 0; e < Chunk::SIZE; e += 4) {
+      reinterpret_cast<float4*>(to)[e / 4] = make_float4(sums[e], sums[e + 1], sums[e + 2], sums[e + 3]);
+    }
+  }
+}
+__device__ __forceinline__ void load_floats(const float* from, Floats& sums) {
+  if constexpr (Chunk::SIZE == 1) {
+    sums[0] = *from;
+  } else {
+#pragma unroll
+    for (unsigned e = 0; e < Chunk::SIZE; e += 4) {
+      const float4 four = reinterpret_cast<const float4*>(from)[e / 4];
+      sums[e] = four.x, sums[e + 1] = four.y, sums[e + 2] = four.z, sums[e + 3] = four.w;
+    }
+  }
+}
+
+// Adds the sums of the windows from `first` to the one before `last`; as floats take more registers, fewer are under way.
+__device__ __forceinline__ void add_windows(const float* __restrict__ partial, unsigned first, unsigned last,
+                                            unsigned columns, unsigned column, Floats& sums) {
+  constexpr unsigned UNDER_WAY = AT_ONCE / 2;
+#pragma unroll 1
+  for (unsigned w = first; w < last; w += UNDER_WAY) {
+    Floats windows[UNDER_WAY];
+#pragma unroll
+    for (unsigned i = 0; i < UNDER_WAY; ++i) {
+      load_floats(partial + static_cast<long long>(min(w + i, last - 1)) * columns + column, windows[i]);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < UNDER_WAY; ++i) {
+      if (w + i >= last) break;
+#pragma unroll
+      for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += windows[i][e];
+    }
+  }
+}
+
+// The sums of windows that have one id alone, (windows, columns). A block has a window and ROW_THREADS chunks of columns;
+// blocks behind the windows write zeros.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_windows(const T* __restrict__ dy, const long long* __restrict__ ids,
                            const unsigned* __restrict__ order, const unsigned* __restrict__ counted,
-                           float* __restrict__ partial, unsigned columns) {
+                           float* __restrict__ partial, unsigned columns, T* __restrict__ dweight, unsigned windows,
+                           unsigned zeros_from, unsigned zeros) {
+  if (blockIdx.x >= windows) {
+    const unsigned block = (blockIdx.x - windows) * gridDim.y + blockIdx.y;
+    write_zeros(dweight, columns, zeros_from, zeros, block, (gridDim.x - windows) * gridDim.y);
+    return;
+  }
   const unsigned from = blockIdx.x * WINDOW, to = from + WINDOW;
   if (to > *counted || ids[order[from]] != ids[order[to - 1]]) return;
   const unsigned column = (blockIdx.y * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
   if (column >= columns) return;
-  float sums[Chunk::SIZE] = {};
+  Floats sums = {};
   add_tokens(dy, order, from, to, columns, column, sums);
-  float* own = partial + static_cast<long long>(blockIdx.x) * columns + column;
-#pragma unroll
-  for (unsigned e = 0; e < Chunk::SIZE; ++e) own[e] = sums[e];
+  store_floats(partial + static_cast<long long>(blockIdx.x) * columns + column, sums);
 }
 
-// Rows of dweight, which blocks take in turn.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+// Rows of dweight, which blocks take in turn. From zeros_from on rows are zeros already.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_rows(const T* __restrict__ dy, const unsigned* __restrict__ order,
                         const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
                         const float* __restrict__ partial, T* __restrict__ dweight, unsigned vocabulary,
-                        unsigned columns) {
-  unsigned id = blockIdx.x;
-  unsigned from = id < vocabulary ? begin[id] : 0, to = id < vocabulary ? end[id] : 0;
-  while (id < vocabulary) {
-    // The next row's tokens are looked up while this row is worked on.
-    const unsigned next = id + gridDim.x;
-    const bool is_last = next >= vocabulary;
-    const unsigned next_from = is_last ? 0 : begin[next], next_to = is_last ? 0 : end[next];
-    unsigned first = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
-    if (first >= last) first = last = 0;
-    const unsigned until = first < last ? first * WINDOW : to, behind = first < last ? last * WINDOW : to;
-    for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-      float sums[Chunk::SIZE] = {};
-      add_tokens(dy, order, from, until, columns, column, sums);
-#pragma unroll 2
-      for (unsigned w = first; w < last; ++w) {
-        const float* own = partial + static_cast<long long>(w) * columns + column;
-#pragma unroll
-        for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += own[e];
+                        unsigned columns, unsigned zeros_from) {
+  __shared__ uint2 table[TABLE];
+  // 64 bits: a row behind the last one may have a number that 32 bits can't hold.
+  const long long step = gridDim.x;
+  const auto look_up = [&](long long first) {
+    const long long id = first + threadIdx.x * step;
+    return threadIdx.x < TABLE && id < vocabulary ? make_uint2(begin[id], end[id]) : make_uint2(0, 0);
+  };
+  uint2 own = look_up(blockIdx.x);
+  for (long long first = blockIdx.x; first < vocabulary; first += TABLE * step) {
+    __syncthreads();  // nobody reads the rows before any more
+    if (threadIdx.x < TABLE) table[threadIdx.x] = own;
+    __syncthreads();
+    own = look_up(first + TABLE * step);
+#pragma unroll 1
+    for (unsigned r = 0; r < TABLE; ++r) {
+      const long long id = first + r * step;
+      if (id >= vocabulary) break;
+      const unsigned from = table[r].x, to = table[r].y;
+      T* row = dweight + id * columns;
+      if (from == to) {
+        if (id >= zeros_from) continue;
+        for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
+          store_chunk(row + column, Chunk{});
+        }
+        continue;
       }
-      add_tokens(dy, order, behind, to, columns, column, sums);
-      Chunk result;
-      narrow(sums, result);
-      store_chunk(dweight + static_cast<long long>(id) * columns + column, result);
+      unsigned window = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
+      if (window >= last) window = last = 0;
+      const unsigned until = last ? window * WINDOW : to, behind = last ? last * WINDOW : to;
+      for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
+        Floats sums = {};
+        add_tokens(dy, order, from, until, columns, column, sums);
+        add_windows(partial, window, last, columns, column, sums);
+        add_tokens(dy, order, behind, to, columns, column, sums);
+        Chunk result;
+        narrow(sums, result);
+        store_chunk(row + column, result);
+      }
     }
-    if (is_last) break;
-    id = next, from = next_from, to = next_to;
   }
 }

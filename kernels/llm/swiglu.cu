@@ -4,15 +4,16 @@
 //
 // Memory bounds it: an element of y takes a gate and an up, three times its bytes. Torch's two kernels write silu(gate) and
 // read it again, which is five times, and round it to the type of memory in between. One kernel keeps it in a register
-// (1). An element an access leaves a warp with 64 bytes of halves, so packs of 16 bytes are next (2): a thread has two
-// packs of gate and two of up under way before it computes anything, which is what memory needs.
+// (1). An element an access leaves a warp with 64 bytes of halves, so packs of 16 bytes are next (2). A thread has one of
+// gate and one of up: a copy is faster so than with two packs a thread (copy.cu), and the blocks are twice as many, which
+// few rows need to fill a GPU.
 //
 // Macros: as in swiglu.cuh, and UNITS (packs of each tensor that a thread of `tuned` has).
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-H14336 layout=separate.
 // At least 469.8 MB are read and 234.9 MB written. The ceiling is 161.5 us, by memory.
 //   fused: one kernel, an element a thread; any length and address
-//   tuned: 16 bytes an access, two packs of each tensor a thread
+//   tuned: 16 bytes an access, a pack of each tensor a thread
 //       162.7 us   99.2% of ceiling  moves 704.6 MB
 
 #include "swiglu.cuh"
@@ -34,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 #else
 
-// 2. 16 bytes an access, several of them a thread, a block apart. Rows are whole packs, and all tensors are aligned.
+// 2. 16 bytes an access; a thread's packs lie a block apart. Rows are whole packs, and all tensors are aligned.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     swiglu_tuned(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, INDEX packs, INDEX columns,
                  INDEX multiplier, unsigned shift) {

@@ -5,14 +5,14 @@
 //
 // Memory bounds it: an element takes dy, gate and up, and gives two, five times its bytes. s is made again from the gate,
 // since a tensor of it would be one more to write and to read. Torch's kernels (the product's two, silu's one) read and
-// write nine. The steps are those of swiglu.cu: one kernel (1), then packs of 16 bytes, two of each tensor a thread (2).
+// write nine. The steps are those of swiglu.cu: one kernel (1), then packs of 16 bytes, one of each tensor a thread (2).
 //
 // Macros: as in swiglu.cuh, and UNITS (packs of each tensor that a thread of `tuned` has).
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-H14336 layout=separate.
 // At least 704.6 MB are read and 469.8 MB written. The ceiling is 271.0 us, by memory.
 //   fused: one kernel, an element a thread; any length and address
-//   tuned: 16 bytes an access, two packs of each tensor a thread
+//   tuned: 16 bytes an access, a pack of each tensor a thread
 //       277.8 us   97.6% of ceiling  moves 1.174 GB
 
 #include "swiglu.cuh"
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 #else
 
-// 2. 16 bytes an access, several of them a thread, a block apart. Rows are whole packs, and all tensors are aligned.
+// 2. 16 bytes an access; a thread's packs lie a block apart. Rows are whole packs, and all tensors are aligned.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     swiglu_grad_tuned(const T* __restrict__ dy, const T* __restrict__ gate, const T* __restrict__ up,
                       T* __restrict__ dgate, T* __restrict__ dup, INDEX packs, INDEX columns, INDEX multiplier,

@@ -12,12 +12,16 @@
 // Therefore rows are fetched to shared memory ahead of the work, by copies that need no thread; some rows are under way
 // while one is worked on.
 //
+// Few rows leave a block one or two of them, and then its sums of columns, in float32, are as much to write and to read
+// again as a row of each of two tensors. So rows whose tensors fit into the L2 go another way (3): sums of rows first, then
+// the rest, by columns, which reads dy and x again from there.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-N4096.
 // At least 201.4 MB are read and 67.12 MB written. The ceiling is 61.77 us, by memory.
 //   separate: a kernel each for dx and dgamma; any address
-//   tuned: one read of all; rows in shared memory, ahead of the work
+//   tuned: one read of all; rows in shared memory, ahead of the work; few rows by columns, from the L2
 //       70.52 us   87.6% of ceiling  moves 268.5 MB
 
 // Defaults for compiling this file alone.
@@ -34,7 +38,7 @@ __device__ __forceinline__ float with_residual(const NormRow<false>& of, float d
   return dsum + of.gradient(dy, x, gamma, means);
 }
 
-#ifndef STAGES
+#if !defined(STAGES) && !defined(WIDE)
 
 // 1. A kernel for dx and one for dgamma, an element an access, at any address.
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
@@ -63,19 +67,23 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
                              T* __restrict__ dgamma, float* __restrict__ partial, long long rows, unsigned columns) {
   sum_dgamma<false>(dy, x, nullptr, rstd, rows, ColumnSums<T>::of_groups(dgamma, nullptr, partial, columns));
 }
-// The last step of both ways.
+// The last step of 1 and 2.
 extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
     add_rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts,
                             unsigned columns) {
   column_total(partial, dgamma, 0, parts, columns);
 }
 
-#else
+#elif defined(STAGES)
 
 // 2. Rows in shared memory, ahead of the work. Rows are whole packs, and tensors are aligned.
 //
 //    Macros: THREADS (of a block), BLOCKS (that a multiprocessor is to hold), KEPT (packs of a row that a thread has),
-//    STAGES (rows for which there is room; with one alone, the next row is fetched to the L2).
+//    STAGES (rows for which there is room). With one or two of them, the row behind those under way is fetched to the L2:
+//    while a row is reduced, nothing else would be under way.
+//
+//    DIRECT (0 or 1): the sums don't need dsum. With 1 its row is fetched to the L2 alone, and comes from there to
+//    registers while the row is reduced, so that a stage is two rows, and more stages fit.
 //
 //    What norm_grad_stages.cuh asks for: packs, a block a row.
 #define SINGLES 0
@@ -83,8 +91,12 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 #define LANES 0
 #define AT_ONCE 1
 #include "norm_grad_stages.cuh"
+#ifndef DIRECT
+#define DIRECT 0
+#endif
 
 using Packs = Pack<T>;
+constexpr unsigned ROWS = DIRECT ? 2 : 3;  // of a stage
 
 // Where the rows of dy, x and dsum lie in a stage, and how they come there.
 struct ThreeRows {
@@ -94,14 +106,18 @@ struct ThreeRows {
   unsigned columns, packs;
 
   __device__ __forceinline__ const T* in_stage(unsigned stage, unsigned which) const {
-    return reinterpret_cast<const T*>(memory) + (stage * 3 + which) * static_cast<size_t>(columns);
+    return reinterpret_cast<const T*>(memory) + (stage * ROWS + which) * static_cast<size_t>(columns);
   }
   __device__ __forceinline__ void fetch(const Fetches& fetches, long long row, unsigned stage) const {
     if (row < rows && Fetches::mine()) {
-      fetches.expect(stage, 3 * packs);
+      fetches.expect(stage, ROWS * packs);
       start(fetches, stage, 0, dy, row);
       start(fetches, stage, 1, x, row);
-      start(fetches, stage, 2, dsum, row);
+      if constexpr (DIRECT) {
+        fetches.to_l2(from(dsum, row), packs);
+      } else {
+        start(fetches, stage, 2, dsum, row);
+      }
     }
     fetches.close();
   }
@@ -140,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const float share = 1.0f / columns;
   const Fetches fetches;
   for (unsigned s = 0; s < AHEAD; ++s) three.fetch(fetches, blockIdx.x + s * step, s);
+  if constexpr (AHEAD == 1) three.announce(fetches, blockIdx.x + step);
   BlockTeam<THREADS> team;
   unsigned stage = 0, before = AHEAD, phase = 0;
   for (long long row = blockIdx.x; row < rows; row += step) {
@@ -158,10 +175,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       add_chunk(of, shared_chunk<Packs>(own_dy + column(j)), shared_chunk<Packs>(own_x + column(j)), scale[j], means,
                 sums[j]);
     }
+    Packs residual[KEPT];  // with DIRECT alone
+    if constexpr (DIRECT) {
+#pragma unroll
+      for (unsigned j = 0; j < KEPT; ++j) {
+        if (has(j)) residual[j] = load_pack(dsum + row * columns + column(j));
+      }
+    }
     means[0] *= share;
     team.template all<Sum>(means);
     // All threads are past the row before, whose stage is free.
     if constexpr (AHEAD > 0) three.fetch(fetches, row + AHEAD * step, before);
+    if constexpr (AHEAD == 1) three.announce(fetches, row + 2 * step);
     // What isn't kept is read from the stage once more, since the registers are for the sums of columns.
     asm volatile("" ::: "memory");
 #pragma unroll
@@ -170,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float slope[SIZE], value[SIZE], factor[SIZE], added[SIZE];
       widen(shared_chunk<Packs>(own_dy + column(j)), slope);
       widen(shared_chunk<Packs>(own_x + column(j)), value);
-      widen(shared_chunk<Packs>(own_dsum + column(j)), added);
+      widen(DIRECT ? residual[j] : shared_chunk<Packs>(own_dsum + column(j)), added);
       widen(scale[j], factor);
 #pragma unroll
       for (unsigned e = 0; e < SIZE; ++e) {
@@ -193,5 +218,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sums_of(sums[j], 0, own);
     if (has(j)) to.put_pack(0, column(j), own);
   }
+}
+
+#else
+
+// 3. Few rows: the sums of rows, then the rest. Macros: as in add_norm_grad_few.cuh.
+#include "add_norm_grad_few.cuh"
+
+extern "C" __global__ void __launch_bounds__(FEW_SUM_BLOCK)
+    add_rms_norm_grad_rows(const T* __restrict__ dy, const T* __restrict__ dsum, const T* __restrict__ x,
+                           const T* __restrict__ gamma, const float* __restrict__ rstd, float* __restrict__ row_sums,
+                           unsigned rows, unsigned columns) {
+  sum_few_rows(dy, dsum, x, gamma, rstd, row_sums, rows, columns);
+}
+// 1: with fewer registers the compiler lets some loads wait for results of others.
+extern "C" __global__ void __launch_bounds__(FEW_BLOCK, 1)
+    add_rms_norm_grad_spread(const T* __restrict__ dy, const T* __restrict__ dsum, const T* __restrict__ x,
+                             const T* __restrict__ gamma, const float* __restrict__ rstd,
+                             const float* __restrict__ row_sums, T* __restrict__ dx, T* __restrict__ dgamma,
+                             unsigned rows, unsigned columns) {
+  spread_few_rows(dy, dsum, x, gamma, rstd, row_sums, dx, dgamma, rows, columns);
 }
 #endif

@@ -43,6 +43,8 @@ INSTRUCTIONS = {
     "cp.async.wait_group": "wait_for_copies",
     "cp.async.wait_all": "wait_for_all_copies",
     "cp.async.bulk.shared": "copy_bulk",
+    "cp.async.bulk.prefetch.L2": "touch",
+    "prefetch.global.L2": "touch",
     "mapa": "map_to",
     "st.async": "send",
     "mbarrier.init": "barrier_init",
@@ -58,7 +60,7 @@ INSTRUCTIONS = {
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
 MEETING = ("decode_step_tuned",)
 """Kernels whose blocks wait for each other: all of them run at a time, as the blocks of a cluster do."""
-WITHOUT_EFFECT = ("fence", "cp.async.bulk.prefetch", "griddepcontrol")
+WITHOUT_EFFECT = ("fence", "griddepcontrol")
 _SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
 _WRONG = {
     1: "threads wait for each other, and none can go on",

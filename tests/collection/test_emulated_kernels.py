@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.collection.ops.llm import embedding_grad
+from harness.collection.ops.rows import _add_norm_grad
 from tests.collection.conftest import case_of
 from tests.collection.emulation import Gpu, compiler, complaint
 from tests.rare import rare
@@ -24,7 +25,13 @@ CASES = [
     rare("add_rms_norm_quantize", "float16", {"M": 3, "N": 77}, "two_pass", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, "tuned", {}),
     rare("add_rms_norm_grad", "float32", {"M": 7, "N": 14_336}, "tuned", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 8, "N": 14_336}, "tuned", {}),
     rare("add_rms_norm_grad", "float16", {"M": 50, "N": 77}, "dx", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 37, "N": 264}, "spread", {}),
+    rare("add_rms_norm_grad", "float16", {"M": 261, "N": 8}, "spread", {}),
+    rare("add_rms_norm_grad", "float32", {"M": 128, "N": 36}, "spread", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 1, "N": 5000}, "spread", {}),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 9, "N": 72}, "dx", {"dsum": 1}),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
     rare("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
     ("swiglu_grad", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
@@ -63,6 +70,7 @@ CASES = [
 def gpu(monkeypatch, emulated_folder):
     compiler()
     monkeypatch.setattr(embedding_grad, "_FEWEST_GROUPS", 2)  # each is a block of 1024 threads
+    monkeypatch.setattr(_add_norm_grad, "_FEW_BYTES", 2**16)  # so that not all of these rows are few
     return Gpu(emulated_folder)
 
 

@@ -19,7 +19,7 @@ CASES = [
     ),
     rare("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
     rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
-    rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 1}]),
+    rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 2}]),
     rare(
         "cross_entropy",
         "bfloat16",
@@ -32,7 +32,9 @@ CASES = [
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
     rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
-    rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"kept": 2, "resident": 1}]),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"way": "stages", "kept": 2, "resident": 1}]),
+    rare("add_rms_norm_grad", "float16", {"M": 20, "N": 2056}, [{"way": "direct", "kept": 2, "resident": 2}]),
+    rare("add_rms_norm_grad", "bfloat16", {"M": 8, "N": 14_336}, [{"way": "stages", "kept": 4, "resident": 1}]),
 ]
 
 

@@ -75,6 +75,22 @@ def test_threads_that_wait_for_each_other_are_found(run):
         run(0, x, y, THREADS, THREADS - 1)
 
 
+@BY_EMULATION
+def test_what_is_fetched_to_the_l2_must_be_there(tmp_path, monkeypatch, emulated_folder):
+    emulation.compiler()
+    file = tmp_path / "kernels" / "mine" / "fetching.cu"
+    file.parent.mkdir(parents=True)
+    fetch = 'asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(x), "r"(bytes));'
+    file.write_text(f'extern "C" __global__ void fetching(const float* x, unsigned bytes) {{ {fetch} }}')
+    monkeypatch.setattr(emulation, "data", lambda _: tmp_path / "kernels")
+    emulation._prepared.cache_clear()
+    kernel, x = Gpu(emulated_folder).load(file, "fetching", {}), guarded(torch.empty(64))
+    kernel(1, 32, x, ctypes.c_uint32(256))
+    with pytest.raises(AssertionError, match="outside of all tensors"):
+        kernel(1, 32, x, ctypes.c_uint32(272))
+    emulation._prepared.cache_clear()
+
+
 def test_what_an_instruction_does_is_written_in_its_place():
     text = 'asm volatile("st.global.v4.b32 [%0], {%1};" ::"l"(f(to)), "r"(a.x), "r"(b), "r"(c), "r"(d) : "memory");'
     assert emulated_source(text) == "emulated::store_words(f(to), a.x, b, c, d);"

@@ -228,6 +228,11 @@ inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned ba
   std::memcpy(at(to), from, bytes);
   barrier_complete(barrier, bytes);
 }
+// What is fetched to the L2 must be there, too.
+inline void touch(const void* from, unsigned bytes = 1) {
+  const volatile char* first = static_cast<const char*>(from);
+  if (bytes) first[0], first[bytes - 1];
+}
 inline void map_to(unsigned& to, unsigned address, unsigned rank) { to = address % STRIDE + rank * STRIDE; }
 inline void send(unsigned to, float value, unsigned barrier) {
   std::memcpy(at(to), &value, sizeof value);

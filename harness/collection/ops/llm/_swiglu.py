@@ -22,7 +22,7 @@ LAYOUT = Choice(
 TOLERANCE = {"float32": (4e-6, 1e-7), "float16": (1e-3, 1e-6), "bfloat16": (8e-3, 1e-6)}
 """The tolerance of y: torch's exponential and ours lose about a millionth of float32 where gates are far below 0."""
 
-_UNITS, _EVERY_UNITS = 2, (1, 2, 4)  # packs of each tensor that a thread of `tuned` has by the rule, or may have
+_UNITS, _EVERY_UNITS = 1, (1, 2, 4)  # packs of each tensor that a thread of `tuned` has by the rule, or may have
 
 
 def gate_shape(symbols: Symbols) -> tuple[int, ...]:

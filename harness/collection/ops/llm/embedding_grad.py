@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 NO_PADDING = -1
 _PADDING = {"none": NO_PADDING, "first": 0}
 
-# As in embedding_grad.cu.
-_WINDOW = 128  # tokens
-_GROUP_BLOCK, _ROW_THREADS = 1024, 256  # threads
+_WINDOW = 32  # tokens of one id that a block sums before
+_ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
+_GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
-_ROW_BLOCKS = 8  # blocks of a multiprocessor that sum
+_EARLY_GROUPING, _EARLY_WINDOWS = 2**25, 5 * 2**22  # bytes of zeros beside the grouping, and beside the sums of windows
+_EARLY_SHARE = 8  # of all rows, at most one of so many gets its zeros beside either of them
+_SPARE = 2  # blocks of a multiprocessor that write zeros beside the sums of windows
 _MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
@@ -119,7 +122,8 @@ def too_many(case: Case) -> str | None:
 
 
 def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
-    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **macros}
+    sizes: dict[str, str | int] = {"WINDOW": _WINDOW, "ROW_THREADS": _ROW_THREADS, "ROW_BLOCKS": _ROW_BLOCKS}
+    options: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PADDING": padding(ctx), **sizes, **macros}
     return ctx.kernel("embedding_grad.cu", f"embedding_grad_{entry}", options)
 
 
@@ -161,53 +165,74 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
 @OP.variant("tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many)
 def tuned(ctx: Context) -> Launch:
     """The sums are in the order of the tokens, so results repeat bit by bit."""
-    grouped = _Grouped(ctx)
-    size = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    single = _summed(ctx, grouped, singles=True)
-    packed = single if ctx.s.H % size else _summed(ctx, grouped, singles=False)
+    early = _Early.of(ctx)
+    grouped, size = _Grouped(ctx, early), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
+    single = _summed(ctx, grouped, early, singles=True)
+    packed = single if ctx.s.H % size else _summed(ctx, grouped, early, singles=False)
 
-    def launch(t: Tensors) -> None:
-        grouped(t)
-        (packed if aligned(t.dy, t.dweight) else single)(t)
+    return lambda t: (packed if aligned(t.dy, t.dweight) else single)(t)
 
-    return launch
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """The last rows of dweight, which spare blocks of the first two launches fill with zeros.
+
+    first: of these rows. windows: how many of them, from the first one on, are written beside the sums of windows.
+    grouping: how many, behind these, are written beside the grouping.
+    """
+
+    first: int
+    windows: int
+    grouping: int
+
+    @classmethod
+    def of(cls, ctx: Context) -> Self:
+        """The rows of a case: as many as memory may take meanwhile."""
+        row, most = ctx.s.H * ITEMSIZE[ctx.case.dtype], ctx.s.V // _EARLY_SHARE
+        windows, grouping = (min(most, nbytes // row) if row else 0 for nbytes in (_EARLY_WINDOWS, _EARLY_GROUPING))
+        return cls(ctx.s.V - windows - grouping, windows, grouping)
 
 
 class _Grouped:
-    """Groups the tokens of a call by their ids, into memory that all sets of buffers share."""
+    """Groups the tokens of a call by their ids, into memory that all sets of buffers share; writes zeros meanwhile."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, early: _Early) -> None:
         import torch
 
         def integers(count: int) -> torch.Tensor:
             return torch.empty(count, dtype=torch.int32, device=ctx.device)
 
         self.order, self.begin, self.end, self.counted = map(integers, (ctx.s.T, ctx.s.V, ctx.s.V, 1))
-        self._kernel = _kernel(ctx, "group")
-        self._grid, bins = groups_of(ctx.s.V)
-        self._shared = 4 * bins
-        self._sizes = [ctypes.c_uint32(n) for n in (ctx.s.T, ctx.s.V, self._grid.bit_length() - 1, bins)]
+        groups, bins = groups_of(ctx.s.V)
+        spare = max(1, cuda.resident_threads() // _GROUP_BLOCK - groups) if early.grouping else 0
+        self._grid, self._shared = groups + spare, 4 * bins
+        self._sizes = [ctypes.c_uint32(n) for n in (ctx.s.T, ctx.s.V, groups.bit_length() - 1, bins)]
+        zeros = ctx.s.H, early.first + early.windows, early.grouping
+        self._zeros = [ctypes.c_uint32(n) for n in zeros]
 
-    def __call__(self, t: Tensors) -> None:
-        arguments = t.ids, self.order, self.begin, self.end, self.counted, *self._sizes
-        self._kernel(self._grid, _GROUP_BLOCK, *arguments, shared=self._shared)
+    def __call__(self, kernel: cuda.Kernel, t: Tensors) -> None:
+        arguments = t.ids, self.order, self.begin, self.end, self.counted, *self._sizes, t.dweight, *self._zeros
+        kernel(self._grid, _GROUP_BLOCK, *arguments, shared=self._shared)
 
 
-def _summed(ctx: Context, grouped: _Grouped, *, singles: bool) -> Launch:
-    """The sums of long runs of one id, then the rows of dweight."""
+def _summed(ctx: Context, grouped: _Grouped, early: _Early, *, singles: bool) -> Launch:
+    """The groups, the sums of long runs of one id, then the rows of dweight."""
     import torch
 
     windows, columns = ctx.s.T // _WINDOW, ctypes.c_uint32(ctx.s.H)
     chunks = ctx.s.H if singles else ctx.s.H * ITEMSIZE[ctx.case.dtype] // PACK_BYTES
-    options = {"SINGLES": int(singles)}
-    of_windows, of_rows = _kernel(ctx, "windows", **options), _kernel(ctx, "rows", **options)
+    group, of_windows, of_rows = (_kernel(ctx, name, SINGLES=int(singles)) for name in ("group", "windows", "rows"))
     partial = torch.empty((windows, ctx.s.H), dtype=torch.float32, device=ctx.device) if windows else None
-    grid = windows, blocks(chunks, _ROW_THREADS)
+    across = blocks(chunks, _ROW_THREADS)
+    spare = blocks(_SPARE * cuda.multiprocessors(), max(1, across)) if early.windows else 0
+    zeros = ctypes.c_uint32(windows), ctypes.c_uint32(early.first), ctypes.c_uint32(early.windows)
     rows = min(ctx.s.V, cuda.multiprocessors() * _ROW_BLOCKS) if ctx.s.H else 0
-    sizes = ctypes.c_uint32(ctx.s.V), columns
+    sizes = ctypes.c_uint32(ctx.s.V), columns, ctypes.c_uint32(early.first)
 
     def launch(t: Tensors) -> None:
-        of_windows(grid, _ROW_THREADS, t.dy, t.ids, grouped.order, grouped.counted, partial, columns)
+        grouped(group, t)
+        to_sum = t.dy, t.ids, grouped.order, grouped.counted, partial, columns
+        of_windows((windows + spare, across), _ROW_THREADS, *to_sum, t.dweight, *zeros)
         arguments = t.dy, grouped.order, grouped.begin, grouped.end, partial, t.dweight
         of_rows(rows, _ROW_THREADS, *arguments, *sizes)
 

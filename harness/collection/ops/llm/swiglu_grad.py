@@ -96,7 +96,7 @@ def fused(ctx: Context) -> Launch:
     return shared.one_element(ctx, _arguments)
 
 
-@OP.variant("tuned", "16 bytes an access, two packs of each tensor a thread", tuning=shared.TUNING)
+@OP.variant("tuned", "16 bytes an access, a pack of each tensor a thread", tuning=shared.TUNING)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where rows aren't whole packs, or a tensor doesn't begin on 16 bytes."""
     return shared.in_packs(ctx, _arguments)

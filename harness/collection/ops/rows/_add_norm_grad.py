@@ -1,14 +1,19 @@
-"""What the kernel of add_rms_norm_grad is compiled for, which works on rows in shared memory."""
+"""What the kernels of `tuned` of add_rms_norm_grad are compiled for, and which of its ways a case goes.
+
+way: stages: rows come to shared memory ahead of the work, as AddNormGradPlan says. direct: so do rows of dy and x; rows
+of dsum come from the L2 to registers. few: sums of rows, then the rest by columns, which reads dy, x and dsum from the
+L2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, blocks
-from harness.model import Case
+from harness.model import Case, Value
 from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 _ROWS = 3  # of dy, x and dsum in a stage
@@ -16,8 +21,13 @@ _KEPT_ELEMENTS = 32  # sums of columns that a thread keeps at most
 _BLOCK = 256  # threads of a block, if so few are enough
 _MOST_THREADS = 512  # of a block, and of a multiprocessor: a thread may have up to 128 registers
 _MOST_RESIDENT = 8  # blocks of a multiprocessor: each one's sums are written, and read again
-_MOST_STAGES = 4
+_MOST_STAGES, _SHORT = 4, 2  # the most of them, and so few that rows of dsum had better have none
 _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
+
+_FEW: dict[str, Value] = {"way": "few", "kept": 1, "resident": 1}
+_FEW_BYTES = 24 * 2**20  # of dy, dsum and x together, up to which rows are few: half of the L2 of an H200
+FEW_MACROS = {"PARTS": 8, "WIDE": 8}
+"""Parts of a row that are summed apart, and packs of columns of a block (add_norm_grad_few.cuh)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +35,7 @@ class AddNormGradPlan:
     """What the kernel is compiled for and launched with.
 
     threads: of a block. resident: blocks of a multiprocessor. kept: packs of a row that a thread has. stages: rows for
-    which a block has room. stage_bytes: of one of them.
+    which a block has room. stage_bytes: of one of them. direct: whether a stage has no row of dsum.
     """
 
     threads: int
@@ -33,6 +43,7 @@ class AddNormGradPlan:
     kept: int
     stages: int
     stage_bytes: int
+    direct: bool = False
 
     @classmethod
     def of(cls, columns: int, itemsize: int, chip: Chip) -> Self | None:
@@ -61,14 +72,21 @@ class AddNormGradPlan:
         # A thread may lack only its last pack.
         if kept > _KEPT_ELEMENTS // size or threads * resident > _MOST_THREADS or (kept - 1) * threads >= packs:
             return None
-        stages = min(_MOST_STAGES, ((chip.shared + RESERVED) // resident - RESERVED - _STATIC) // stage_bytes)
+        stages = _stages(chip, resident, stage_bytes)
         return cls(threads, resident, kept, stages, stage_bytes) if stages > 0 else None
+
+    def directly(self, chip: Chip) -> Self:
+        """The same with dsum straight to registers, and all stages of two rows that fit."""
+        stage_bytes = self.stage_bytes // _ROWS * (_ROWS - 1)
+        stages = _stages(chip, self.resident, stage_bytes)
+        return replace(self, stages=stages, stage_bytes=stage_bytes, direct=True)
 
     @classmethod
     def planned(cls, case: Case, plan: Plan) -> Self | None:
         """The plan that parameters stand for; None where there is no room for it."""
-        columns, itemsize = case.symbols["N"], ITEMSIZE[case.dtype]
-        return cls.made(columns, itemsize, Chip.current(), int(plan["kept"]), int(plan["resident"]))
+        columns, itemsize, chip = case.symbols["N"], ITEMSIZE[case.dtype], Chip.current()
+        made = cls.made(columns, itemsize, chip, int(plan["kept"]), int(plan["resident"]))
+        return made.directly(chip) if made and plan["way"] == "direct" else made
 
     @property
     def shared(self) -> int:
@@ -78,26 +96,54 @@ class AddNormGradPlan:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"THREADS": self.threads, "BLOCKS": self.resident, "KEPT": self.kept, "STAGES": self.stages}
+        stages = {"KEPT": self.kept, "STAGES": self.stages}
+        return {"THREADS": self.threads, "BLOCKS": self.resident, **stages, **({"DIRECT": 1} if self.direct else {})}
+
+
+def _stages(chip: Chip, resident: int, stage_bytes: int) -> int:
+    """Stages that each block of a multiprocessor has room for."""
+    return min(_MOST_STAGES, ((chip.shared + RESERVED) // resident - RESERVED - _STATIC) // stage_bytes)
+
+
+def _is_few(case: Case) -> bool:
+    """Whether a row is whole packs, and all rows of all inputs fit into the L2, with room for dx."""
+    row = case.symbols["N"] * ITEMSIZE[case.dtype]
+    return row % PACK_BYTES == 0 and _ROWS * case.symbols["M"] * row <= _FEW_BYTES
 
 
 def _rule(case: Case) -> Plan | None:
-    plan = AddNormGradPlan.of(case.symbols["N"], ITEMSIZE[case.dtype], Chip.current())
-    return {"kept": plan.kept, "resident": plan.resident} if plan else None
+    if _is_few(case):
+        return _FEW
+    chip = Chip.current()
+    plan = AddNormGradPlan.of(case.symbols["N"], ITEMSIZE[case.dtype], chip)
+    if plan is None:
+        return None
+    # One row that is ahead isn't enough.
+    is_short = plan.stages <= _SHORT and plan.directly(chip).stages > plan.stages
+    return {"way": "direct" if is_short else "stages", "kept": plan.kept, "resident": plan.resident}
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
+    if plan["way"] == "few":
+        if not _is_few(case):
+            return "the L2 has no room for these rows"
+        return None if plan == _FEW else "few rows have no other parameter"
     return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    file, scalar = f"{case.op}.cu", {"SCALAR": CUDA_TYPE[case.dtype]}
+    if plan["way"] == "few":
+        for name in ("rows", "spread"):
+            yield Built(file, f"{case.op}_{name}", {**scalar, **FEW_MACROS})
+        return
     made = AddNormGradPlan.planned(case, plan)
     assert made
-    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[case.dtype], **made.macros}
-    yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, made.shared)
+    yield Built(file, f"{case.op}_tuned", {**scalar, **made.macros}, made.threads, made.shared)
 
 
 _PARAMETERS = {
+    "way": ("stages", "direct", "few"),
     "kept": range(1, _KEPT_ELEMENTS * ITEMSIZE["float32"] // PACK_BYTES + 1),
     "resident": range(1, _MOST_RESIDENT + 1),
 }

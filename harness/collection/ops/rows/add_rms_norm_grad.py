@@ -5,24 +5,29 @@ x is the sum that add_rms_norm gave. dx is the gradient of both terms of the sum
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.chip import WARP
-from harness.collection.ops.elementwise import ANY, BLOCK, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
-from harness.collection.ops.rows._add_norm_grad import TUNING, AddNormGradPlan
+from harness.collection.ops.rows._add_norm_grad import FEW_MACROS, TUNING, AddNormGradPlan
 from harness.collection.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
 from harness.collection.ops.rows.rms_norm_grad import _backward, _steps
 from harness.model import Traffic
-from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Plan, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
 
 _GRID = 2**31 - 1  # blocks
+
+# Threads of blocks, as in add_norm_grad_few.cuh.
+_FEW_SUM_BLOCK = 128
+_FEW_BLOCK = 256
 
 
 def make(ctx: Context) -> dict[str, Any]:
@@ -132,27 +137,50 @@ def separate(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "one read of all; rows in shared memory, ahead of the work",
+    "one read of all; rows in shared memory, ahead of the work; few rows by columns, from the L2",
     unsupported=grad.too_long,
     tuning=TUNING,
 )
 def tuned(ctx: Context) -> Launch:
     """`separate` runs where rows aren't whole packs or are too long, or packs aren't aligned."""
     fallback: Launch = separate(ctx)
-    case = grad._GradCase.of(ctx)
-    found = ctx.plan()
-    plan = AddNormGradPlan.planned(ctx.case, found) if found else None
+    plan = ctx.plan()
     if plan is None:
         return fallback
+    chosen = _few(ctx) if plan["way"] == "few" else _in_stages(ctx, plan)
+
+    def launch(t: Tensors) -> None:
+        (chosen if aligned(t.dy, t.dsum, t.x, t.gamma, t.dx, t.dgamma) else fallback)(t)
+
+    return launch
+
+
+def _in_stages(ctx: Context, found: Plan) -> Launch:
+    """Blocks that take rows in turn and keep the sums of all columns, then the total of these."""
+    case, plan = grad._GradCase.of(ctx), AddNormGradPlan.planned(ctx.case, found)
+    assert plan
     grid = max(1, min(case.rows, cuda.multiprocessors() * plan.resident))
     kernel, sums = case.kernel("tuned", **plan.macros), grad._ColumnSums(case, grid)
 
     def launch(t: Tensors) -> None:
         arguments = t.dy, t.dsum, t.x, t.gamma, t.rstd, t.dx, t.dgamma
-        if aligned(t.dy, t.dsum, t.x, t.gamma, t.dx, t.dgamma):
-            kernel(grid, plan.threads, *arguments, sums.of(0), *case.sizes, shared=plan.shared)
-            sums.finish(t)
-        else:
-            fallback(t)
+        kernel(grid, plan.threads, *arguments, sums.of(0), *case.sizes, shared=plan.shared)
+        sums.finish(t)
+
+    return launch
+
+
+def _few(ctx: Context) -> Launch:
+    """The sums of all rows, then blocks of columns that have all rows."""
+    case, parts = grad._GradCase.of(ctx), FEW_MACROS["PARTS"]
+    rows, spread = (case.kernel(name, **FEW_MACROS) for name in ("rows", "spread"))
+    sums, sizes = case.floats(case.rows, parts), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
+    row_blocks = blocks(case.rows * parts, _FEW_SUM_BLOCK // WARP)
+    column_blocks = blocks(case.columns * case.itemsize // PACK_BYTES, FEW_MACROS["WIDE"])
+
+    def launch(t: Tensors) -> None:
+        inputs = t.dy, t.dsum, t.x, t.gamma, t.rstd, sums
+        rows(row_blocks, _FEW_SUM_BLOCK, *inputs, *sizes)
+        spread(column_blocks, _FEW_BLOCK, *inputs, t.dx, t.dgamma, *sizes)
 
     return launch

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.embedding_grad import OP, groups_of
+from harness.collection.ops.llm.embedding_grad import OP, _Early, groups_of
 from harness.model import Case
+from harness.ops import Context
 from tests.one_test import one_test
 
 COMPILED = [
@@ -38,6 +39,16 @@ def test_blocks_that_group_have_room_for_their_ids(vocabulary):
     assert blocks >= 128
     assert bins <= 8192
     assert blocks * bins >= vocabulary
+
+
+@one_test(("vocabulary", "columns"), [(1, 1), (7, 4096), (9, 0), (100, 77), (128_256, 4096), (128_256, 1), (0, 8)])
+def test_rows_that_get_zeros_early_are_the_last_ones_and_few(vocabulary, columns):
+    case = Case("embedding_grad", "tuned", "bfloat16", (("T", 1), ("V", vocabulary), ("H", columns)))
+    early = _Early.of(Context(case, None, None, None, OP))
+    assert early.first + early.windows + early.grouping == vocabulary
+    assert 0 <= early.windows <= early.grouping <= vocabulary / 8
+    assert (early.windows + early.grouping) * columns * 2 <= 60_000_000
+    assert bool(early.grouping) == (vocabulary >= 8 and columns > 0)
 
 
 def test_what_32_bits_cannot_count_is_told():

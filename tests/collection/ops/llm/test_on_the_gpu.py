@@ -9,6 +9,7 @@ import torch
 
 from harness import check
 from harness.collection.ops.llm import embedding_grad
+from harness.collection.ops.rows import _add_norm_grad
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("float32", "float16", "bfloat16")
@@ -64,6 +65,20 @@ def test_our_variants_are_right(catalogue, trial, op, dtype):
     assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_way_of_the_gradient_of_rows_is_right(trial, monkeypatch, dtype):
+    for most, short, ways in ((0, 0, {"stages"}), (0, 4, {"stages", "direct"}), (2**40, 0, {"few"})):
+        monkeypatch.setattr(_add_norm_grad, "_FEW_BYTES", most)
+        monkeypatch.setattr(_add_norm_grad, "_SHORT", short)
+        found = set()
+        for sizes in (*ROWS, {"M": 261, "N": 264}, {"M": 1000, "N": 4096}, {"M": 1, "N": 8}):
+            made = trial("add_rms_norm_grad", "tuned", dtype, device="cuda", **sizes)
+            plan = made.ctx.op.variants["tuned"].tuning.rule(made.ctx.case)
+            found.add(plan and plan["way"])
+            assert complaint(made) is None, (plan, sizes)
+        assert found == {None, *ways}
+
+
 @pytest.mark.parametrize(
     ("op", "values"),
     [
@@ -83,6 +98,7 @@ def test_results_repeat_bit_by_bit(trial):
     for op, values in (
         ("embedding_grad", {"T": 20_000, "V": 1000, "H": 512}),
         ("add_rms_norm_grad", {"M": 5000, "N": 4096}),
+        ("add_rms_norm_grad", {"M": 300, "N": 4096}),
         ("cross_entropy", {"M": 5000, "V": 4096}),
     ):
         made = trial(op, "tuned", "float32", device="cuda", **values)
@@ -113,6 +129,16 @@ def test_one_token_for_all_ids_is_summed_by_windows(trial):
     made.inputs.ids.fill_(3)
     assert embedding_grad._WINDOW < 65_536
     assert complaint(made) is None
+
+
+@pytest.mark.parametrize("padding", ["none", "first"])
+def test_sums_of_an_embedding_are_right_whatever_the_ids(trial, padding):
+    tokens = torch.arange(5000, device="cuda")
+    every = {"different": tokens.flip(0), "many of each": tokens // 700, "in turn": tokens % 7, "ignored": 0 * tokens}
+    for name, ids in every.items():
+        made = trial("embedding_grad", "tuned", "bfloat16", device="cuda", T=5000, V=5000, H=4096, padding=padding)
+        made.inputs.ids.copy_(ids)
+        assert complaint(made) is None, name
 
 
 @pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_grad", "cross_entropy_in_place"])

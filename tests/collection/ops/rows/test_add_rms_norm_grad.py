@@ -6,11 +6,18 @@ import pytest
 
 from harness.collection.ops.chip import H200
 from harness.collection.ops.rows._add_norm_grad import AddNormGradPlan
+from harness.cuda.assumed import KNOWN, assuming
+from harness.ops import Catalogue
+from harness.tune.candidates import legal_plans
+from tests.collection.conftest import case_of
 from tests.one_test import one_test
 
 COMPILED = [
-    {"M": 1000, "N": columns} for columns in (77, 128, 1024, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384, 32_768)
+    *({"M": 50_000, "N": columns} for columns in (77, 128, 1024, 2048, 4096, 5120, 8192, 9216, 14_336, 16_384, 32_768)),
+    {"M": 100, "N": 4096},
 ]
+OP = Catalogue()["add_rms_norm_grad"]
+TUNING = OP.variants["tuned"].tuning
 
 
 @pytest.mark.parametrize("columns", [1, 3, 64, 1000])
@@ -54,3 +61,77 @@ def test_plans_hold_rows_in_what_a_multiprocessor_has(itemsize, columns):
 @one_test(("columns", "itemsize"), [(77, 2), (16_392, 2), (32_768, 2), (2, 4)])
 def test_rows_without_a_plan(columns, itemsize):
     assert AddNormGradPlan.of(columns, itemsize, H200) is None
+
+
+def tuned(rows, columns, dtype="bfloat16"):
+    return case_of(OP, "tuned", dtype, {"M": rows, "N": columns})
+
+
+@one_test(
+    ("rows", "columns", "dtype", "way"),
+    [
+        (128, 8192, "bfloat16", "few"),
+        (1024, 4096, "bfloat16", "few"),  # 24 MiB of three tensors
+        (1025, 4096, "bfloat16", "stages"),
+        (512, 4096, "float32", "few"),
+        (513, 4096, "float32", "direct"),
+        (5, 100_000, "bfloat16", "few"),  # rows that no plan has room for otherwise
+        (0, 8, "float16", "few"),
+        (8, 0, "float16", "few"),
+        (8192, 4096, "bfloat16", "stages"),
+        (8192, 5120, "bfloat16", "stages"),  # three of them
+        (8192, 14_336, "bfloat16", "direct"),  # four in place of two
+        (8192, 8192, "bfloat16", "direct"),  # three in place of two
+        (8192, 14_336, "float32", "direct"),  # two in place of one
+        (8192, 16_384, "float32", "stages"),  # one either way
+    ],
+)
+def test_the_rule_takes_the_way_that_a_row_has_room_for(rows, columns, dtype, way):
+    case = tuned(rows, columns, dtype)
+    with assuming(KNOWN["sm_90"]):
+        assert TUNING.rule(case)["way"] == way
+        plans = list(legal_plans(TUNING, case))
+    assert sum(plan["way"] == "few" for plan in plans) == (way == "few")
+
+
+@one_test(("columns", "stages", "direct"), [(4096, 4, 4), (14_336, 2, 4), (8192, 2, 3)])
+def test_stages_without_dsum_are_two_rows(columns, stages, direct):
+    plan = AddNormGradPlan.of(columns, 2, H200)
+    assert plan.stages == stages
+    other = plan.directly(H200)
+    assert (other.stages, other.stage_bytes) == (direct, 4 * columns)
+    assert other.macros == plan.macros | {"STAGES": direct, "DIRECT": 1}
+    assert other.resident * (other.shared + 2048) <= H200.shared + 1024 + other.resident * 1024
+
+
+@one_test(("rows", "columns"), [(1, 77), (10_000, 32_768)])
+def test_rows_without_any_plan(rows, columns):
+    with assuming(KNOWN["sm_90"]):
+        assert TUNING.rule(tuned(rows, columns)) is None
+
+
+@one_test("arch", KNOWN)
+@one_test("rows", [100, 50_000])
+@one_test("columns", [128, 2048, 4096, 8192, 14_336])
+def test_the_rules_plan_is_legal_on_each_gpu(arch, rows, columns):
+    with assuming(KNOWN[arch]):
+        case = tuned(rows, columns)
+        plan = TUNING.rule(case)
+        assert plan
+        assert TUNING.obstacle(case, plan) is None
+
+
+@one_test(("stages", "fetches"), [(1, 1), (2, 2), (3, 0)])
+def test_a_row_is_fetched_to_the_l2_where_few_stages_are_under_way(ptx, stages, fetches):
+    macros = {"SCALAR": "__nv_bfloat16", "THREADS": 448, "BLOCKS": 1, "KEPT": 4, "STAGES": stages}
+    text = ptx("add_rms_norm_grad.cu", "add_rms_norm_grad_tuned", macros)
+    assert text.count("cp.async.bulk.prefetch.L2") == 3 * fetches  # of dy, x and dsum
+
+
+@one_test("kept", [1, 2])
+def test_a_search_may_try_one_block_of_a_multiprocessor(kept):
+    """Such a plan has half of the rule's partial sums."""
+    with assuming(KNOWN["sm_90"]):
+        case = tuned(8192, 4096)
+        assert TUNING.rule(case) == {"way": "stages", "kept": 2, "resident": 2}
+        assert {"way": "stages", "kept": kept, "resident": 1} in list(legal_plans(TUNING, case))

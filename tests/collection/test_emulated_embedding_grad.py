@@ -1,0 +1,46 @@
+"""The backward of an embedding on a CPU, for ids that break kernels: all alike, all different, none that counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import check
+from harness.collection.ops.llm import embedding_grad
+from tests.collection.conftest import case_of
+from tests.collection.emulation import Gpu, compiler, complaint
+from tests.rare import rare
+
+# (dtype, sizes and choices, ids, elements by which tensors begin past 16 bytes): windows of one id with tokens before
+# and behind them, and none; rows of packs and of single elements, of more of them than a block has threads, and of
+# fewer; more rows than a block looks up at once.
+CASES = [
+    ("bfloat16", {"T": 300, "V": 5, "H": 72}, lambda _: torch.cat((torch.arange(5), torch.full((295,), 3))), {}),
+    rare("float32", {"T": 32, "V": 3, "H": 8}, lambda _: torch.full((32,), 2), {}),
+    rare("float32", {"T": 1300, "V": 2, "H": 12}, lambda sizes: torch.arange(sizes["T"]) % 2, {}),
+    rare("float16", {"T": 40, "V": 40, "H": 264}, lambda _: torch.arange(40).flip(0), {}),
+    rare("bfloat16", {"T": 90, "V": 400, "H": 2056}, lambda _: torch.arange(90) ** 2 % 400, {}),
+    rare("bfloat16", {"T": 70, "V": 3, "H": 2056}, lambda _: torch.full((70,), 1), {}),
+    rare("float16", {"T": 200, "V": 9, "H": 77, "padding": "first"}, lambda _: torch.arange(200) % 3, {}),
+    rare("bfloat16", {"T": 100, "V": 9, "H": 72, "padding": "first"}, lambda _: torch.zeros(100), {}),
+    rare("bfloat16", {"T": 100, "V": 9, "H": 72}, lambda _: torch.arange(100) // 30, {"dy": 1}),
+    rare("float32", {"T": 1, "V": 1, "H": 1}, lambda _: torch.zeros(1), {}),
+]
+
+
+@pytest.mark.slow  # test_kernels.py compiles each kernel; CONTRIBUTING.md says when to run this
+@pytest.mark.parametrize(("dtype", "sizes", "ids", "offsets"), CASES)
+def test_sums_are_right_whatever_the_ids(catalogue, monkeypatch, emulated_folder, dtype, sizes, ids, offsets):
+    compiler()
+    monkeypatch.setattr(embedding_grad, "_FEWEST_GROUPS", 2)  # each is a block of 1024 threads
+    usual = check.make_inputs
+
+    def made(ctx):
+        inputs = usual(ctx)
+        inputs.ids.copy_(ids(sizes))
+        return inputs
+
+    monkeypatch.setattr(check, "make_inputs", made)
+    gpu, op = Gpu(emulated_folder), catalogue["embedding_grad"]
+    for gpu.order in (1, 2):
+        assert complaint(gpu, op, case_of(op, "tuned", dtype, sizes), offsets) is None

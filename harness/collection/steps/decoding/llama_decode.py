@@ -18,6 +18,7 @@ from harness.collection.steps.training import _inference
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.collection.steps.training._settings import forget_compiled, math_modes, seed_of
 from harness.collection.steps.training._trainer import built
+from harness.families import declare
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors, compiled
 
@@ -109,6 +110,8 @@ def recheck(ctx: Context, t: Tensors, call: Callable[[], object]) -> Iterator[st
     call()
     yield from check(ctx, Tensors(logits=t.logits, before=Tensors(tokens=tokens)))
 
+
+declare("gemm", r"^decode_step_")  # nearly all that the kernel of a whole step does
 
 OP = Op(
     "llama_decode",

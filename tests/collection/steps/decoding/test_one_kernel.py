@@ -88,16 +88,27 @@ def test_a_block_takes_few_tokens_alone_and_all_share_many(chip, tokens, parts):
     assert shape.parts * LARGE.groups <= 132
 
 
-@one_test(("multiprocessors", "shared"), [(132, 227), (148, 227), (108, 163), (84, 99), (8, 227)])
-def test_weights_have_the_shared_memory_that_vectors_leave(chip, multiprocessors, shared):
+@one_test(
+    ("multiprocessors", "shared", "configs"),
+    [(132, 227, (LARGE, TOY, WIDE)), (148, 227, (LARGE,)), (108, 163, (LARGE, WIDE)), (84, 99, (TOY, WIDE))],
+)
+def test_weights_have_the_shared_memory_that_vectors_leave(chip, multiprocessors, shared, configs):
     chip(multiprocessors, shared * 1024)
-    for config in (LARGE, TOY, WIDE):
+    for config in configs:
         shape = Shape.of(config, 5000)
         assert _one_kernel.unfit(config, 5000) is None
         assert _one_kernel._FEWEST_STAGES <= shape.stages <= _one_kernel._MOST_STAGES
         assert shape.shared + _one_kernel._STATIC <= shared * 1024
         assert shape.input >= max(config.hidden, config.intermediate)
-        assert shape.ahead == (1 if shared == 99 else 2)
+        assert shape.ahead == 1 or shape.stages >= _one_kernel._ENOUGH
+
+
+def test_the_smaller_shared_memory_is_the_less_is_under_way(chip):
+    assert (Shape.of(LARGE, 129).ahead, Shape.of(LARGE, 129).stages) == (2, 7)
+    chip(108, 163 * 1024)
+    assert (Shape.of(LARGE, 129).ahead, Shape.of(LARGE, 129).stages) == (1, 5)
+    chip(84, 99 * 1024)
+    assert "no room" in _one_kernel.unfit(LARGE, 129)
 
 
 @one_test(

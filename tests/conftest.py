@@ -6,10 +6,7 @@ import fcntl
 import gc
 import os
 import select
-import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,17 +22,11 @@ from harness import devices, intact
 from harness.devices.cpu import Cpu
 from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
-from tests import told, workers
+from tests import serving, told, workers
 
 PLUGINS = tuple(
     Path(__file__).parent / "plugins" / f"{name}.py" for name in ("cuda_faults", "faults", "ranks", "small")
 )
-FORKED = Path(__file__).parent / "forked"
-FOLDER = "FORKED_FOLDER"
-"""The variable that names the folder of the server of forked/server.py, and of the client that stands for Python."""
-
-WORKERS = "FORKED_WORKERS"
-"""The variable that says that workers of pytest-xdist are forked by it, too."""
 LONGEST = (
     "test_many_ranks.py", "test_emulated_kernels.py", "test_runs.py", "test_every_op.py", "test_make_rows.py",
     "test_runner.py", "test_kernelbench.py", "test_plots.py", "test_image_pipeline.py", "test_support.py",
@@ -65,8 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(item.fixturenames.index("process_put_back"), "turn_on_the_gpu")
 
 
-# Nearly all that collecting makes stays, torch and thousands of tests: a search for garbage would only take time.
-gc.disable()
 # Few users set it. Where it is set, a process whose output comes too late isn't noticed.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
@@ -83,36 +72,13 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have processes that tests start forked by a server that has torch loaded: sys.executable is its client.
-
-    One server serves all workers of pytest-xdist. It ends with the process that has started it, however that ends.
-    """
+    # Nearly all that collecting makes stays, torch and thousands of tests: a search for garbage would only take time.
+    gc.disable()
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(told)
-    if sys.platform != "linux":
-        return
-    if "gpu" in _left_out(config):
-        # A GPU is used by workers that Python has started, as users' processes are.
-        os.environ[WORKERS] = "1"
-    if FOLDER not in os.environ:
-        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="forked-")
-        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))
-        command = shlex.join([sys.executable, "-IS", str(FORKED / "client.py"), folder])
-        client = Path(folder, "python")
-        client.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        client.chmod(0o700)
-        server = subprocess.Popen(
-            [sys.executable, "-P", FORKED / "server.py", folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A process that has started threads can't be forked.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
-            start_new_session=True,
-        )
-        config.add_cleanup(server.communicate)
-        assert server.stdout
-        server.stdout.readline()
-    sys.executable = str(Path(os.environ[FOLDER], "python"))
+        workers.share_processors()
+    if sys.platform == "linux":
+        serving.serve(config, uses_a_gpu="gpu" not in _left_out(config))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -201,7 +167,7 @@ def process_put_back() -> Iterator[None]:
     doing. All of this is one fixture, since each one takes 0.2 ms of each of thousands of tests.
     """
     hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()
-    ours = {name: value for name, value in os.environ.items() if name.startswith("HARNESS_")}
+    ours = {name: os.environ[name] for name in os.environ if name.startswith("HARNESS_")}
     torch = sys.modules.get("torch")
     precision = torch.get_float32_matmul_precision() if torch else ""
     noted = {name: getattr(intact, name) for name in ("_remembered", "_others", "_watched")}

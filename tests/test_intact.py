@@ -64,7 +64,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str, source: str = SOURCE) -> 
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, guarded: None) -> Any:
-    """A module of the instrument, which is noted."""
+    """A module of the instrument, which is noted, as one of few: to compare all that there is takes 20 ms each time."""
+    monkeypatch.setattr(intact, "_is_instrument", lambda name, _: name in ("harness.of_a_test", "harness.borrowed"))
+    monkeypatch.setattr(intact, "_LAYERS", "torch.nn.modules.linear")
     module = loaded(monkeypatch, "harness.of_a_test")
     assert intact.replaced() is None
     return module

@@ -194,6 +194,23 @@ def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
     assert ran(WORKER, input=given, env=os.environ | forked).stdout == has
 
 
+def test_workers_have_what_they_collect(tmp_path):
+    home, tests = tmp_path / "home", tmp_path / "tests"
+    home.mkdir()
+    tests.mkdir()
+    for name, text in (("a", "import nothing_such"), ("b", "import pytest\npytest.skip(allow_module_level=True)")):
+        (tests / f"test_{name}.py").write_text(text)
+    (tests / "test_given.py").write_text("print('nobody reads this')")
+    options = ["--import-mode=importlib", f"--rootdir={tests}", f"--confcutdir={tests}"]
+    command = [sys.executable, "-P", HERE / "nest.py", home, tests, *options]
+    given = repr("import sys; print('test_given' in sys.modules)") + "\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nest:
+        assert nest.stdout.readline() == b"ready\n"
+        worker = ["-I", HERE / "client.py", home, *WORKER]
+        assert ran(worker, input=given, env=os.environ | {"FORKED_WORKERS": "1"}).stdout == "True\n"
+        assert nest.communicate() == (b"", None)
+
+
 @pytest.mark.parametrize(
     ("asked", "left_out"),
     [

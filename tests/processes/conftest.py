@@ -21,7 +21,10 @@ from tests.processes.fake_team import ROOT, FakeTeam
 USES = """
 import json, os, sys
 from pathlib import Path
+from harness.processes import used
 from harness.processes.used import UsedFiles
+for module in [*sys.modules.values()]:  # what is kept of it here each forked process needn't find anew
+    used.source_of(getattr(module, "__file__", None) or "")
 for line in sys.stdin:
     folder, code, digits, variables = json.loads(line)
     if os.fork():
@@ -100,7 +103,7 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
     return FakeTeam
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ask() -> Iterator[Asking]:
     """ask(top, code, digits): files that the code uses, after `early` was imported, whose digests have so many digits.
 

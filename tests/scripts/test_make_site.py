@@ -114,9 +114,10 @@ def test_a_link_of_a_built_site_that_leads_nowhere_is_found(tmp_path: Path, link
     assert bool(site_links.broken(site)) == broken
 
 
-def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := lacks_extra():
         pytest.skip(reason)
+    monkeypatch.syspath_prepend(SCRIPTS)
     import make_site
 
     (tmp_path / "mine.txt").write_text("mine")
@@ -127,6 +128,7 @@ def test_a_folder_with_other_files_is_not_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(lacks_extra() != "", reason=lacks_extra())
 def test_sphinx_is_asked_to_fail_on_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
     import make_site
 
     asked: list[list[str]] = []

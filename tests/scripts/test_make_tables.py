@@ -33,6 +33,7 @@ def script() -> Any:
 
 
 SCRIPT = script()
+from make_gains import GAINS, written  # noqa: E402 - it lies beside the script
 
 MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|GB/s|TB/s|times)\b|\d+e\d+")
 """What a figure of a run looks like: a share, a factor, a time, a rate."""
@@ -212,8 +213,6 @@ def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(runs: Any) -> None
 
 @pytest.mark.slow  # the first test has the figures of each page
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
-    from make_gains import GAINS, written
-
     for op in Catalogue().values():
         for file in (ROOT / "kernels").glob(f"*/{op.name}.cu"):
             text = file.read_text(encoding="utf-8")

@@ -83,16 +83,16 @@ def compiled(model):
 
 
 @one_test(
-    ("given", "autocast", "is_ours"),
+    ("kind", "training", "given", "autocast", "is_ours"),
     [
-        (torch.float32, torch.bfloat16, True),
-        (torch.float32, torch.float16, True),
-        (torch.float32, None, False),
-        (torch.bfloat16, None, True),
+        (nn.GELU, True, torch.float32, torch.bfloat16, True),
+        (nn.GELU, False, torch.bfloat16, None, True),
+        (nn.GELU, True, torch.float32, None, False),
+        (Act, True, torch.float32, torch.float16, True),
+        (Act, False, torch.float32, None, False),
     ],
 )
-@one_test(("kind", "training"), [(nn.GELU, True), (nn.GELU, False), (Act, True)])
-def test_compiled_code_has_ours_for_halves_alone(given, autocast, is_ours, kind, training):
+def test_compiled_code_has_ours_for_halves_alone(kind, training, given, autocast, is_ours):
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 16), kind(), nn.Linear(16, 8)).to(given).train(training)
     plain, x = copy.deepcopy(model), torch.randn(5, 8, dtype=given)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from harness import nn as ours
 from harness.collection.nn import _patched_compiled
 from tests.one_test import one_test
+from tests.rare import rare
 
 WIDTH, EPS = 16, 1e-6
 
@@ -56,7 +57,7 @@ KINDS = {
 
 def models(norm=nn.LayerNorm):
     """A model and its patched copy, with weights of which none is 0 or 1."""
-    model = nn.Sequential(Block(norm), Block(norm))
+    model = nn.Sequential(Block(norm))
     for one in model.parameters():
         nn.init.uniform_(one, 0.2, 1.2)
     patched = copy.deepcopy(model)
@@ -91,8 +92,13 @@ def distance(one, other):
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("layer_norm", torch.bfloat16), ("rms_norm", torch.float16), ("called", torch.bfloat16),
+        rare("layer_norm", torch.float16), rare("rms_norm", torch.bfloat16), rare("called", torch.float16),
+    ],
+)  # fmt: skip
 def test_the_forward_is_torchs_and_the_gradients_are_as_near_to_float32_as_torchs(kind, dtype):
     model, patched = models(KINDS[kind])
     x = torch.randn(3, 5, WIDTH) + 2
@@ -101,7 +107,7 @@ def test_the_forward_is_torchs_and_the_gradients_are_as_near_to_float32_as_torch
     call, graphs = compiled(patched)
     got = results(call, patched, x, dtype)
     name = "rms_norm" if kind == "rms_norm" else "layer_norm"
-    assert graphs == [{}, {f"{name}_grad": 2}]
+    assert graphs == [{}, {f"{name}_grad": 1}]
     assert got.keys() == exact.keys()
     torch.testing.assert_close(got["y"], want["y"], rtol=1e-6, atol=1e-6)
     for one in exact:

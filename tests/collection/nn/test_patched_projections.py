@@ -97,16 +97,15 @@ def assert_alike(got, want, close=3e-2):
 
 
 @one_test(
-    ("model", "names", "before", "after"),
+    ("model", "names", "count"),
     [
-        (Attention(), "query, key, value", 4, 2),
-        (Attention(bias=False), "query, key, value", 4, 2),
-        (Attention(sizes=(32, 16, 16)), "query, key, value", 4, 2),
-        (Decorated(), "query, key", 2, 1),
-        (Once(), "query, key, value", 3, 1),
+        (Attention(), "query, key, value", [2, 4]),
+        (Attention(bias=False, sizes=(32, 16, 16)), "query, key, value", [2, 4]),
+        (Decorated(), "query, key", [1, 2]),
+        (Once(), "query, key, value", [1, 2]),
     ],
 )
-def test_compiled_code_has_one_product(model, names, before, after):
+def test_compiled_code_has_one_product(model, names, count):
     torch._dynamo.reset()
     model = copy.deepcopy(model)
     plain, x, state = copy.deepcopy(model), torch.randn(2, 5, 12), [*model.state_dict()]
@@ -115,10 +114,9 @@ def test_compiled_code_has_one_product(model, names, before, after):
     assert [(one.was, one.now) for one in done.swapped] == [(f"{kind} with {names}", "one product")]
     assert [*model.state_dict()] == state
     assert not ours.patch(model).swapped
-    (call, products), (of_plain, plain_products) = compiled(model), compiled(plain)
-    assert_alike(gradients(call, model, x), gradients(of_plain, plain, x))
-    assert (plain_products[0], products[0]) == (before, after)
-    assert products[1] < plain_products[1]
+    call, products = compiled(model)
+    assert_alike(gradients(call, model, x), gradients(plain, plain, x))
+    assert products == count
     done.undo()
     assert type(model) is type(plain)
 

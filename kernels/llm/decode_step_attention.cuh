@@ -9,11 +9,10 @@
 constexpr unsigned MOST_OF_GROUP = 64;  // parts of a group's tokens
 
 // How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. Sums and extents of parts
-// are (group, part, head, HEAD), as pairs, and (group, part, head, 2).
+// are (group, part, head, HEAD), as pairs, and (group, part, head). An extent is the largest score, and the sum.
 struct Sharing {
   unsigned parts, tokens_of_part;
-  float2* sums;
-  float* extents;
+  float2 *sums, *extents;
   unsigned* ended;  // parts of each group: zeros before the kernel and after it
 };
 
@@ -48,29 +47,44 @@ __device__ __forceinline__ void add_parts(const Sharing& all, AttentionMemory& m
   const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, begin = group * all.parts;
 #pragma unroll 1
   for (unsigned head = warp; head < heads; head += WARPS) {
+    constexpr unsigned EACH = MOST_OF_GROUP / WARP;
+    float2 extents[EACH];
     float largest = NONE, sum = 0.0f;
-    for (unsigned part = lane; part < all.parts; part += WARP) {
-      largest = fmaxf(largest, load_fresh(all.extents + ((begin + part) * heads + head) * 2));
+#pragma unroll
+    for (unsigned e = 0; e < EACH; ++e) {
+      const unsigned part = lane + e * WARP;
+      extents[e] = make_float2(NONE, 0.0f);
+      if (part < all.parts) {
+        extents[e] = load_fresh(all.extents + (begin + part) * heads + head);
+      }
+      largest = fmaxf(largest, extents[e].x);
     }
     largest = largest_of<WARP>(largest);
-    for (unsigned part = lane; part < all.parts; part += WARP) {
-      const float* extent = all.extents + ((begin + part) * heads + head) * 2;
-      const float factor = power_of_2(load_fresh(extent) - largest);
-      memory.factors[head][part] = factor;
-      sum = fmaf(load_fresh(extent + 1), factor, sum);
+#pragma unroll
+    for (unsigned e = 0; e < EACH; ++e) {
+      extents[e].x = power_of_2(extents[e].x - largest), sum = fmaf(extents[e].y, extents[e].x, sum);
     }
     sum = sum_of<WARP>(sum);
-    for (unsigned part = lane; part < all.parts; part += WARP) memory.factors[head][part] /= sum;
+#pragma unroll
+    for (unsigned e = 0; e < EACH; ++e) memory.factors[head][lane + e * WARP] = extents[e].x / sum;
   }
   __syncthreads();
 #pragma unroll 1
   for (unsigned pair = threadIdx.x; pair < heads * HEAD / 2; pair += THREADS) {
     float2 result{};
-#pragma unroll 8
-    for (unsigned part = 0; part < all.parts; ++part) {
-      const float2 sum = load_fresh(all.sums + ((begin + part) * heads * HEAD / 2 + pair));
-      const float factor = memory.factors[pair / (HEAD / 2)][part];
-      result.x = fmaf(sum.x, factor, result.x), result.y = fmaf(sum.y, factor, result.y);
+#pragma unroll 1
+    for (unsigned first = 0; first < all.parts; first += 8) {  // factors behind the last part are zeros
+      float2 sums[8];
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) {
+        sums[i] = float2{};
+        if (first + i < all.parts) sums[i] = load_fresh(all.sums + ((begin + first + i) * heads * HEAD / 2 + pair));
+      }
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) {
+        const float factor = memory.factors[pair / (HEAD / 2)][first + i];
+        result.x = fmaf(sums[i].x, factor, result.x), result.y = fmaf(sums[i].y, factor, result.y);
+      }
     }
     put_pair(words + group * heads * HEAD / 2 + pair, result.x, result.y, flag);
   }
@@ -182,8 +196,7 @@ class Attention {
       return;
     }
     all.sums[blockIdx.x * heads * (HEAD / 2) + pair] = result;
-    float* const extent = all.extents + (blockIdx.x * heads + head) * 2;
-    if (element == 0) extent[0] = largest, extent[1] = sum;
+    if (element == 0) all.extents[blockIdx.x * heads + head] = make_float2(largest, sum);
   }
 
   __device__ __forceinline__ void add_if_last(AttentionMemory& memory, Word* words, unsigned flag) const {

@@ -152,14 +152,15 @@ __device__ __forceinline__ unsigned multiply(Weights& weights, Turn& turn, const
 }
 
 // between: two vectors behind the gates. words: of pairs of queries, keys and values, of attention's results, of what
-// attention adds to x, and of what the rest of a layer adds. arrivals: zero before the first launch. size_of_input:
+// attention adds to x, and of what the rest of a layer adds; words_of_parts: as Sharing has them. All words, and arrivals,
+// are zeros before the first launch. size_of_input:
 // elements that `Vectors::input` has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode_step_tuned(const long long* token, const T* embedding, const Layer* table, const T* norm, const T* head,
                       const float* cosines, const float* sines, T* logits, Word* words, T* between, Word* arrivals,
-                      float2* sums_of_parts, float2* extents_of_parts, unsigned* ended, unsigned layers, unsigned hidden,
-                      unsigned intermediate, unsigned heads, unsigned groups, unsigned vocabulary, unsigned tokens,
-                      unsigned parts, unsigned tokens_of_part, unsigned size_of_input, float scale, float epsilon) {
+                      Word* words_of_parts, unsigned layers, unsigned hidden, unsigned intermediate, unsigned heads,
+                      unsigned groups, unsigned vocabulary, unsigned tokens, unsigned parts, unsigned tokens_of_part,
+                      unsigned size_of_input, float scale, float epsilon) {
   extern __shared__ uint4 dynamic[];
   __shared__ float squares[WARPS];
   __shared__ float turned[2][HEAD / 2];
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float2* const x = reinterpret_cast<float2*>(norms + 2 * hidden);
   Layer* const own_table = reinterpret_cast<Layer*>(x + hidden / 2);
   const Vectors vectors{x, input, {norms, norms + hidden}, squares, hidden / 2};
-  const Sharing sharing{parts, tokens_of_part, sums_of_parts, extents_of_parts, ended};
+  const Sharing sharing{parts, tokens_of_part, words_of_parts};
 
   if (threadIdx.x == 0) arrived = look_at(arrivals);
   constexpr unsigned ADDRESSES = sizeof(Layer) / sizeof(Word);

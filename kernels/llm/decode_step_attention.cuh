@@ -6,14 +6,13 @@
 #include "decode_weights.cuh"
 #include "decode_words.cuh"
 
-constexpr unsigned MOST_OF_GROUP = 64;  // parts of a group's tokens
-
-// How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. Sums and extents of parts
-// are (group, part, head, HEAD), as pairs, and (group, part, head). An extent is the largest score, and the sum.
+// How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. words: of each group, part
+// and head, the largest score, the sum of powers, and sums of values.
 struct Sharing {
   unsigned parts, tokens_of_part;
-  float2 *sums, *extents;
-  unsigned* ended;  // parts of each group: zeros before the kernel and after it
+  Word* words;
+
+  static constexpr unsigned OF_HEAD = HEAD + 2;
 };
 
 // What a block has in shared memory meanwhile. `token`: the new key and value, which are in the cache only later.
@@ -21,8 +20,6 @@ struct AttentionMemory {
   alignas(16) Meeting meeting;
   alignas(16) T query[HEADS * HEAD];
   alignas(16) T token[2][HEAD];
-  float factors[HEADS][MOST_OF_GROUP];
-  bool is_last;
 };
 
 // Waits until at most so many of the thread's groups of copies are under way; or fewer, where the number isn't known to
@@ -41,52 +38,28 @@ __device__ __forceinline__ void wait_for_groups(unsigned left) {
   }
 }
 
-// Hands out the sums over all parts of a group, by the block that ends last.
-__device__ __forceinline__ void add_parts(const Sharing& all, AttentionMemory& memory, unsigned group, unsigned heads,
-                                          Word* words, unsigned flag) {
-  const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, begin = group * all.parts;
+// Hands out the sums over all parts of a group: each block of the group has as many of the pairs, a warp one after the
+// other, and a lane one part.
+__device__ __forceinline__ void add_parts(const Sharing& all, unsigned group, unsigned heads, Word* words,
+                                          unsigned flag) {
+  const unsigned lane = threadIdx.x % WARP, first = blockIdx.x % all.parts + threadIdx.x / WARP * all.parts;
 #pragma unroll 1
-  for (unsigned head = warp; head < heads; head += WARPS) {
-    constexpr unsigned EACH = MOST_OF_GROUP / WARP;
-    float2 extents[EACH];
+  for (unsigned pair = first; pair < heads * (HEAD / 2); pair += WARPS * all.parts) {
+    const unsigned head = pair / (HEAD / 2), element = pair % (HEAD / 2) * 2;
     float largest = NONE, sum = 0.0f;
-#pragma unroll
-    for (unsigned e = 0; e < EACH; ++e) {
-      const unsigned part = lane + e * WARP;
-      extents[e] = make_float2(NONE, 0.0f);
-      if (part < all.parts) {
-        extents[e] = load_fresh(all.extents + (begin + part) * heads + head);
-      }
-      largest = fmaxf(largest, extents[e].x);
-    }
-    largest = largest_of<WARP>(largest);
-#pragma unroll
-    for (unsigned e = 0; e < EACH; ++e) {
-      extents[e].x = power_of_2(extents[e].x - largest), sum = fmaf(extents[e].y, extents[e].x, sum);
-    }
-    sum = sum_of<WARP>(sum);
-#pragma unroll
-    for (unsigned e = 0; e < EACH; ++e) memory.factors[head][lane + e * WARP] = extents[e].x / sum;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (unsigned pair = threadIdx.x; pair < heads * HEAD / 2; pair += THREADS) {
     float2 result{};
 #pragma unroll 1
-    for (unsigned first = 0; first < all.parts; first += 8) {  // factors behind the last part are zeros
-      float2 sums[8];
-#pragma unroll
-      for (unsigned i = 0; i < 8; ++i) {
-        sums[i] = float2{};
-        if (first + i < all.parts) sums[i] = load_fresh(all.sums + ((begin + first + i) * heads * HEAD / 2 + pair));
-      }
-#pragma unroll
-      for (unsigned i = 0; i < 8; ++i) {
-        const float factor = memory.factors[pair / (HEAD / 2)][first + i];
-        result.x = fmaf(sums[i].x, factor, result.x), result.y = fmaf(sums[i].y, factor, result.y);
-      }
+    for (unsigned part = lane; part < all.parts; part += WARP) {
+      const Word* const own = all.words + ((group * all.parts + part) * heads + head) * Sharing::OF_HEAD;
+      const float2 extent = take_numbers(own, flag), values = take_numbers(own + 2 + element, flag);
+      const float now = fmaxf(largest, extent.x), kept = power_of_2(largest - now), share = power_of_2(extent.x - now);
+      largest = now, sum = fmaf(sum, kept, extent.y * share);
+      result.x = fmaf(result.x, kept, values.x * share), result.y = fmaf(result.y, kept, values.y * share);
     }
-    put_pair(words + group * heads * HEAD / 2 + pair, result.x, result.y, flag);
+    const float factor = power_of_2(largest - largest_of<WARP>(largest));
+    sum = sum_of<WARP>(sum * factor);
+    result.x = sum_of<WARP>(result.x * factor), result.y = sum_of<WARP>(result.y * factor);
+    if (lane == 0) put_pair(words + group * heads * (HEAD / 2) + pair, result.x / sum, result.y / sum, flag);
   }
 }
 
@@ -140,7 +113,7 @@ class Attention {
     __syncthreads();
 #pragma unroll 1
     for (unsigned pair = threadIdx.x; pair < heads * PAIRS; pair += THREADS) hand_out(memory, pair, words, flag);
-    if (all.parts > 1) add_if_last(memory, words, flag);
+    if (all.parts > 1) add_parts(all, group, heads, words, flag);
   }
 
  private:
@@ -195,21 +168,9 @@ class Attention {
       put_pair(words + group * heads * (HEAD / 2) + pair, result.x / sum, result.y / sum, flag);
       return;
     }
-    all.sums[blockIdx.x * heads * (HEAD / 2) + pair] = result;
-    if (element == 0) all.extents[blockIdx.x * heads + head] = make_float2(largest, sum);
-  }
-
-  __device__ __forceinline__ void add_if_last(AttentionMemory& memory, Word* words, unsigned flag) const {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      memory.is_last = atomicAdd(all.ended + group, 1u) == all.parts - 1;
-      if (memory.is_last) all.ended[group] = 0;
-    }
-    __syncthreads();
-    if (!memory.is_last) return;
-    __threadfence();
-    add_parts(all, memory, group, heads, words, flag);
+    Word* const own = all.words + (blockIdx.x * heads + head) * Sharing::OF_HEAD;
+    put_number(own + 2 + element, result.x, flag), put_number(own + 3 + element, result.y, flag);
+    if (element == 0) put_number(own, largest, flag), put_number(own + 1, sum, flag);
   }
 
   const Sharing& all;

@@ -112,45 +112,59 @@ __device__ __forceinline__ unsigned multiply(Weights& weights, Turn& turn, const
   unsigned stages = 0;
 #pragma unroll 1
   for (unsigned pair = turn.first(); pair < pairs; pair += turn.warps) {
-    float sums[2] = {};
+    float sums[PACKS_OF_STAGE][2] = {};
 #pragma unroll 1
     for (unsigned begin = 0; begin < columns; begin += COLUMNS, ++stages) {
       const T* const stage = weights.wait();
+      const auto add = [&](unsigned packs) {
+        float of_x[PACKS_OF_STAGE][SIZE], first[PACKS_OF_STAGE][SIZE], second[PACKS_OF_STAGE][SIZE];
 #pragma unroll
-      for (unsigned p = 0; p < PACKS_OF_STAGE; ++p) {
-        const unsigned k = p * (WARP * SIZE) + lane * SIZE;
-        if (begin + k >= columns) break;
-        float of_x[SIZE], first[SIZE], second[SIZE];
-        widen_pack(input + begin + k, of_x);
-        widen_pack(stage + p * (WARP * SIZE), first);
-        widen_pack(stage + COLUMNS + p * (WARP * SIZE), second);
-#pragma unroll
-        for (unsigned e = 0; e < SIZE; ++e) {
-          sums[0] = fmaf(first[e], of_x[e], sums[0]), sums[1] = fmaf(second[e], of_x[e], sums[1]);
+        for (unsigned p = 0; p < PACKS_OF_STAGE; ++p) {
+          if (p >= packs) break;
+          widen_pack(input + begin + (p * WARP + lane) * SIZE, of_x[p]);
+          widen_pack(stage + p * (WARP * SIZE), first[p]), widen_pack(stage + COLUMNS + p * (WARP * SIZE), second[p]);
         }
+#pragma unroll
+        for (unsigned p = 0; p < PACKS_OF_STAGE; ++p) {
+          if (p >= packs) break;
+#pragma unroll
+          for (unsigned e = 0; e < SIZE; ++e) {
+            sums[p][0] = fmaf(first[p][e], of_x[p][e], sums[p][0]);
+            sums[p][1] = fmaf(second[p][e], of_x[p][e], sums[p][1]);
+          }
+        }
+      };
+      // A whole stage has no branch inside, so that all of it is asked for before the first sum.
+      if (begin + COLUMNS <= columns) {
+        add(PACKS_OF_STAGE);
+      } else if (begin + lane * SIZE < columns) {
+        add((columns - begin - lane * SIZE + WARP * SIZE - 1) / (WARP * SIZE));
       }
       weights.refill();
     }
-    sums[0] = sum_of<WARP>(sums[0]), sums[1] = sum_of<WARP>(sums[1]);
-    if (lane == 0) store(pair, sums);
+#pragma unroll
+    for (unsigned p = 1; p < PACKS_OF_STAGE; ++p) sums[0][0] += sums[p][0], sums[0][1] += sums[p][1];
+    const float both[] = {sum_of<WARP>(sums[0][0]), sum_of<WARP>(sums[0][1])};
+    if (lane == 0) store(pair, both);
   }
   turn.go_on(pairs);
   return stages;
 }
 
 // between: two vectors behind the gates. words: of pairs of queries, keys and values, of attention's results, of what
-// attention adds to x, and of what the rest of a layer adds. arrivals: zero before the first launch. size_of_input:
+// attention adds to x, and of what the rest of a layer adds; words_of_parts: as Sharing has them. All words, and arrivals,
+// are zeros before the first launch. size_of_input:
 // elements that `Vectors::input` has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode_step_tuned(const long long* token, const T* embedding, const Layer* table, const T* norm, const T* head,
                       const float* cosines, const float* sines, T* logits, Word* words, T* between, Word* arrivals,
-                      float2* sums_of_parts, float* extents_of_parts, unsigned* ended, unsigned layers, unsigned hidden,
-                      unsigned intermediate, unsigned heads, unsigned groups, unsigned vocabulary, unsigned tokens,
-                      unsigned parts, unsigned tokens_of_part, unsigned size_of_input, float scale, float epsilon) {
+                      Word* words_of_parts, unsigned layers, unsigned hidden, unsigned intermediate, unsigned heads,
+                      unsigned groups, unsigned vocabulary, unsigned tokens, unsigned parts, unsigned tokens_of_part,
+                      unsigned size_of_input, float scale, float epsilon) {
   extern __shared__ uint4 dynamic[];
   __shared__ float squares[WARPS];
   __shared__ float turned[2][HEAD / 2];
-  __shared__ Word launches;
+  __shared__ Word arrived;
   T* const ring = reinterpret_cast<T*>(dynamic);
   uint4* const slots = dynamic + WARPS * STAGES * STAGE / SIZE;
   T* const input = reinterpret_cast<T*>(slots + WARPS * AHEAD * SLOT);
@@ -158,22 +172,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float2* const x = reinterpret_cast<float2*>(norms + 2 * hidden);
   Layer* const own_table = reinterpret_cast<Layer*>(x + hidden / 2);
   const Vectors vectors{x, input, {norms, norms + hidden}, squares, hidden / 2};
-  const Sharing sharing{parts, tokens_of_part, sums_of_parts, extents_of_parts, ended};
+  const Sharing sharing{parts, tokens_of_part, words_of_parts};
 
+  if (threadIdx.x == 0) arrived = look_at(arrivals);
   constexpr unsigned ADDRESSES = sizeof(Layer) / sizeof(Word);
   for (unsigned i = threadIdx.x; i < layers * ADDRESSES; i += THREADS) {
     reinterpret_cast<Word*>(own_table)[i] = reinterpret_cast<const Word*>(table)[i];
   }
   for (unsigned i = threadIdx.x; i < HEAD / 2; i += THREADS) turned[0][i] = cosines[i], turned[1][i] = sines[i];
-  // Each launch adds as many arrivals, and none of this launch is missing from a count that is one of this launch.
-  const Word of_launch = static_cast<Word>(gridDim.x) * layers;
-  if (threadIdx.x == 0) launches = look_at(arrivals) / of_launch;
   __syncthreads();
 
   const Model model{own_table, head, layers, hidden, intermediate, heads, groups, vocabulary};
   copy_norm(vectors.norms[0], own_table[0].norm, hidden);
   Weights weights(model, ring);
   Turn turn;
+  // Each launch adds as many arrivals. This block hasn't arrived, so all counts of this launch give the same number.
+  const Word launches = arrived / (static_cast<Word>(gridDim.x) * layers);
   Word *const attended = words + (heads + 2 * groups) * (HEAD / 2), *const behind = attended + model.attended() / 2;
   Word* const next = behind + hidden / 2;
   const unsigned first_flag = static_cast<unsigned>(launches) * layers + 1;
@@ -182,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Lanes<T> both(row[k]);
     x[k] = make_float2(both.at[0], both.at[1]);
   }
-  unsigned copies = STAGES;  // groups since the norm's weights
+  unsigned copies = STAGES + 1 + AHEAD;  // groups between the norm's weights and their use
 #pragma unroll 1
   for (unsigned number = 0; number < layers; ++number) {
     const Layer& layer = own_table[number];

@@ -6,15 +6,13 @@
 #include "decode_weights.cuh"
 #include "decode_words.cuh"
 
-constexpr unsigned MOST_OF_GROUP = 64;  // parts of a group's tokens
-
-// How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. Sums and extents of parts
-// are (group, part, head, HEAD), as pairs, and (group, part, head, 2).
+// How blocks share the tokens: each of the first groups * parts blocks has a part of a group's. words: of each group, part
+// and head, the largest score, the sum of powers, and sums of values.
 struct Sharing {
   unsigned parts, tokens_of_part;
-  float2* sums;
-  float* extents;
-  unsigned* ended;  // parts of each group: zeros before the kernel and after it
+  Word* words;
+
+  static constexpr unsigned OF_HEAD = HEAD + 2;
 };
 
 // What a block has in shared memory meanwhile. `token`: the new key and value, which are in the cache only later.
@@ -22,8 +20,6 @@ struct AttentionMemory {
   alignas(16) Meeting meeting;
   alignas(16) T query[HEADS * HEAD];
   alignas(16) T token[2][HEAD];
-  float factors[HEADS][MOST_OF_GROUP];
-  bool is_last;
 };
 
 // Waits until at most so many of the thread's groups of copies are under way; or fewer, where the number isn't known to
@@ -42,37 +38,28 @@ __device__ __forceinline__ void wait_for_groups(unsigned left) {
   }
 }
 
-// Hands out the sums over all parts of a group, by the block that ends last.
-__device__ __forceinline__ void add_parts(const Sharing& all, AttentionMemory& memory, unsigned group, unsigned heads,
-                                          Word* words, unsigned flag) {
-  const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, begin = group * all.parts;
+// Hands out the sums over all parts of a group: each block of the group has as many of the pairs, a warp one after the
+// other, and a lane one part.
+__device__ __forceinline__ void add_parts(const Sharing& all, unsigned group, unsigned heads, Word* words,
+                                          unsigned flag) {
+  const unsigned lane = threadIdx.x % WARP, first = blockIdx.x % all.parts + threadIdx.x / WARP * all.parts;
 #pragma unroll 1
-  for (unsigned head = warp; head < heads; head += WARPS) {
+  for (unsigned pair = first; pair < heads * (HEAD / 2); pair += WARPS * all.parts) {
+    const unsigned head = pair / (HEAD / 2), element = pair % (HEAD / 2) * 2;
     float largest = NONE, sum = 0.0f;
-    for (unsigned part = lane; part < all.parts; part += WARP) {
-      largest = fmaxf(largest, load_fresh(all.extents + ((begin + part) * heads + head) * 2));
-    }
-    largest = largest_of<WARP>(largest);
-    for (unsigned part = lane; part < all.parts; part += WARP) {
-      const float* extent = all.extents + ((begin + part) * heads + head) * 2;
-      const float factor = power_of_2(load_fresh(extent) - largest);
-      memory.factors[head][part] = factor;
-      sum = fmaf(load_fresh(extent + 1), factor, sum);
-    }
-    sum = sum_of<WARP>(sum);
-    for (unsigned part = lane; part < all.parts; part += WARP) memory.factors[head][part] /= sum;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (unsigned pair = threadIdx.x; pair < heads * HEAD / 2; pair += THREADS) {
     float2 result{};
-#pragma unroll 8
-    for (unsigned part = 0; part < all.parts; ++part) {
-      const float2 sum = load_fresh(all.sums + ((begin + part) * heads * HEAD / 2 + pair));
-      const float factor = memory.factors[pair / (HEAD / 2)][part];
-      result.x = fmaf(sum.x, factor, result.x), result.y = fmaf(sum.y, factor, result.y);
+#pragma unroll 1
+    for (unsigned part = lane; part < all.parts; part += WARP) {
+      const Word* const own = all.words + ((group * all.parts + part) * heads + head) * Sharing::OF_HEAD;
+      const float2 extent = take_numbers(own, flag), values = take_numbers(own + 2 + element, flag);
+      const float now = fmaxf(largest, extent.x), kept = power_of_2(largest - now), share = power_of_2(extent.x - now);
+      largest = now, sum = fmaf(sum, kept, extent.y * share);
+      result.x = fmaf(result.x, kept, values.x * share), result.y = fmaf(result.y, kept, values.y * share);
     }
-    put_pair(words + group * heads * HEAD / 2 + pair, result.x, result.y, flag);
+    const float factor = power_of_2(largest - largest_of<WARP>(largest));
+    sum = sum_of<WARP>(sum * factor);
+    result.x = sum_of<WARP>(result.x * factor), result.y = sum_of<WARP>(result.y * factor);
+    if (lane == 0) put_pair(words + group * heads * (HEAD / 2) + pair, result.x / sum, result.y / sum, flag);
   }
 }
 
@@ -126,7 +113,7 @@ class Attention {
     __syncthreads();
 #pragma unroll 1
     for (unsigned pair = threadIdx.x; pair < heads * PAIRS; pair += THREADS) hand_out(memory, pair, words, flag);
-    if (all.parts > 1) add_if_last(memory, words, flag);
+    if (all.parts > 1) add_parts(all, group, heads, words, flag);
   }
 
  private:
@@ -181,22 +168,9 @@ class Attention {
       put_pair(words + group * heads * (HEAD / 2) + pair, result.x / sum, result.y / sum, flag);
       return;
     }
-    all.sums[blockIdx.x * heads * (HEAD / 2) + pair] = result;
-    float* const extent = all.extents + (blockIdx.x * heads + head) * 2;
-    if (element == 0) extent[0] = largest, extent[1] = sum;
-  }
-
-  __device__ __forceinline__ void add_if_last(AttentionMemory& memory, Word* words, unsigned flag) const {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      memory.is_last = atomicAdd(all.ended + group, 1u) == all.parts - 1;
-      if (memory.is_last) all.ended[group] = 0;
-    }
-    __syncthreads();
-    if (!memory.is_last) return;
-    __threadfence();
-    add_parts(all, memory, group, heads, words, flag);
+    Word* const own = all.words + (blockIdx.x * heads + head) * Sharing::OF_HEAD;
+    put_number(own + 2 + element, result.x, flag), put_number(own + 3 + element, result.y, flag);
+    if (element == 0) put_number(own, largest, flag), put_number(own + 1, sum, flag);
   }
 
   const Sharing& all;

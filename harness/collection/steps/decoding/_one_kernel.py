@@ -55,7 +55,7 @@ class Shape:
         most = max(1, min(cuda.multiprocessors() // config.groups, _PARTS))
         of_part = blocks(blocks(tokens, min(most, blocks(tokens, _FEW_TOKENS))), 16) * 16
         wide = blocks(config.head, 64) * 64
-        attention = 4 * _HEADS * (_WARPS * (2 + wide) + _PARTS) + 2 * config.head * (_HEADS + 2) + 64
+        attention = 4 * _HEADS * _WARPS * (2 + wide) + 2 * config.head * (_HEADS + 2)
         columns = max(config.hidden, config.intermediate, blocks(attention, 2))
         vector = blocks(columns, _PACK) * _PACK
         step = _WARPS * 16 * _WARP * (2 * blocks(config.head, 32) + 4 * wide // 64)
@@ -95,7 +95,7 @@ class OneSequence:
             [addresses(decoder, layer) for layer in range(config.layers)], dtype=torch.int64, **options
         )
         words = ((config.heads + 2 * config.groups) * config.head + 3 * config.hidden) // 2
-        sums = config.heads * shape.parts * (shape.parts > 1)
+        of_parts = config.heads * shape.parts * (config.head + 2) if shape.parts > 1 else 0
         head, norm = model.head.detach(), model.model["norm"].weight.detach()
         self._decoder = decoder  # whose tensors the table has the addresses of
         self._tensors = (
@@ -103,9 +103,7 @@ class OneSequence:
             torch.zeros(words, dtype=torch.int64, **options),
             torch.empty(2 * config.intermediate, dtype=ctx.dtype, **options),
             torch.zeros(1, dtype=torch.int64, **options),
-            torch.empty(sums * config.head, dtype=torch.float32, **options),
-            torch.empty(sums * 2, dtype=torch.float32, **options),
-            torch.zeros(config.groups, dtype=torch.int32, **options),
+            torch.zeros(of_parts, dtype=torch.int64, **options),
         )
         sizes = (config.layers, config.hidden, config.intermediate, config.heads, config.groups, config.vocabulary)
         own = (ctx.s.C + 1, shape.parts, shape.tokens, shape.input)

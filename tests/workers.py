@@ -36,7 +36,7 @@ def make_ready() -> None:
 
 
 def _keep_modules() -> None:
-    """The files of our ops don't change, which each catalogue would look for and import."""
+    """Look for the modules of our ops once: each catalogue would look for them and import them."""
     from harness.discover import is_foreign
     from harness.ops import catalogue
 
@@ -50,7 +50,7 @@ def _keep_modules() -> None:
 
 
 def _keep_digest() -> None:
-    """Nor does what is hashed of all code, each time that a search or a supervisor is made: 40 ms."""
+    """Hash all code once: each search and each supervisor would, for 40 ms."""
     from harness import source
 
     hashed, package = source.digest, source._PACKAGE
@@ -64,7 +64,7 @@ def _keep_digest() -> None:
 
 
 def _keep_scenarios() -> None:
-    """Nor do the bundled scenarios. A listing reads all of them."""
+    """Read each bundled scenario once: a listing reads all of them."""
     from harness.paths import data
     from harness.scenario import checks, documents, finding
 
@@ -78,7 +78,7 @@ def _keep_scenarios() -> None:
 
 
 def _keep_kernels() -> None:
-    """Nor do kernels move to other files, each of which is looked for in all folders, ten thousand times."""
+    """Look for the file of each bundled kernel once: tests ask ten thousand times, each of which reads all folders."""
     from harness.ops import Op
 
     found, kept = Op.find, dict[tuple[Path | None, str, Path | None], Path]()

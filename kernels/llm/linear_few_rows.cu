@@ -20,13 +20,13 @@
 //    (dependent.cuh): weights don't depend on it. The ring leaves room for a block of the next kernel.
 // 5. For one to four rows of x, each thread copies columns of its own to shared memory and multiplies them itself
 //    (few_rows_apart.cuh), so that a stage costs no barrier. There float32 products are few enough: eight for 16 bytes and
-//    row of x. Copies of 16 bytes were faster than bulk copies: 525 MB of weights took 124 us on an H200 in place of 151.
-//    Several blocks share a multiprocessor, so that one multiplies while another adds up its sums. Where x is so long
-//    that only one block would fit, the ring and the tensor cores do the work, as for more rows.
+//    row of x. Copies of 16 bytes were faster than bulk copies where both were tried, on an H200. Several blocks share a
+//    multiprocessor, so that one multiplies while another adds up its sums. Where x is so long that only one block would
+//    fit, the ring and the tensor cores do the work, as for more rows.
 //
-// Two ways to keep memory busy until a kernel may read what the kernel before wrote were slower: bulk prefetches of
-// more weights to the L2 (67 MB took 20.1 us in place of 17.6), and counters of blocks that are done, to wait for in place
-// of the kernel's end (0.5 us more a kernel).
+// Two ways to keep memory busy until a kernel may read what the kernel before wrote were tried on an H200 and were slower;
+// no committed run has them. One was bulk prefetches of more weights to the L2. The other was counters of blocks that are
+// done, to wait for in place of the kernel's end.
 //
 // Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
 // as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.

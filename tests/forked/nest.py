@@ -1,4 +1,6 @@
-"""Forks workers of pytest-xdist from a process that has imported the files of tests: each would, for half its start.
+"""Forks workers of pytest-xdist from a process that has imported the files of tests.
+
+Each worker would import them itself, and that was half of its start.
 
 `nest.py FOLDER ...` does what server.py does, for workers alone. Files are imported by pytest, with the arguments `...`
 that its session has. server.py forks this one, so torch is there.
@@ -31,7 +33,7 @@ COMPILER = "torch._inductor.fx_passes.joint_graph"
 
 
 class Imports:
-    """Of a file of tests pytest gets no tests, once it has been imported."""
+    """A plug-in of pytest that imports each file of tests, and gives no tests of it."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:

@@ -122,9 +122,9 @@ def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
 def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
     """Threads with columns of their own, in as many blocks as a multiprocessor has room for; None below two.
 
-    When this rule was made, a step of a Llama 1B took 729 us on an H200 so, and 940 us with one block on each
-    multiprocessor. The likely reason: blocks of a chain's next kernel begin where there is room. That may be several on
-    one multiprocessor, and none on others.
+    With one block on each multiprocessor of an H200 a step of a Llama 1B was slower, in a trial that no committed run
+    has. The likely reason: blocks of a chain's next kernel begin where there is room. That may be several on one
+    multiprocessor, and none on others.
     """
     warps = _WARPS if product.columns * _HALF >= _WARPS * WARP * PACK_BYTES else _WARPS // 2
     for at_once in product.apart:

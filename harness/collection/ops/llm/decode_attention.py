@@ -243,9 +243,9 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
     """The plan where no table has one; None where heads aren't whole packs of 16 bytes, or take too many registers.
 
     For heads of up to 64 elements: one sequence has few parts where there is room, since parts meet in memory. A
-    short context is one part (129 tokens take 2.3 us on an H200 in place of 4.7). A longer one has a part for each 256
-    tokens, but at most one for each multiprocessor (2049 tokens: 6.1 us in place of 7.6). Where a multiprocessor has
-    many tokens of several sequences, 128 KB of them are under way in place of 96 KB. Longer heads have 128 KB anyway.
+    short context is one part. A longer one has a part for each 256 tokens, but at most one for each multiprocessor.
+    More parts were slower on an H200, in trials that no committed run has. Where a multiprocessor has many tokens of
+    several sequences, 128 KB of them are under way in place of 96 KB. Longer heads have 128 KB anyway.
     """
     head = s["D"]
     if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:

@@ -86,7 +86,10 @@ OP = Op(
     outputs=(Tensor("dweight", ("V", "H")),),
     make=make,
     check=check,
-    extremes=Extremes(),
+    extremes=Extremes(
+        largest={"float32": 2.0**96, "bfloat16": 2.0**96},
+        why="sums of larger ones, over 2^31 tokens of one id at most, leave the range of float32",
+    ),
     items="T",
     item="tokens",
 )

@@ -33,12 +33,24 @@ def file_name(device: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"
 
 
-@cache
 def entries(kind: str) -> tuple[tuple[Entry, ...], ...]:
-    """The entries of the user's own table for a kind of device, then of the package's. Read once in a process."""
+    """The entries of the user's own table for a kind of device, then of the package's. Read once in a process.
+
+    There are none for a GPU that isn't here: its plans come from rules.
+    """
+    from harness.cuda import assumed
+
+    return () if kind == "cuda" and assumed.current() else _of_device(kind)
+
+
+@cache
+def _of_device(kind: str) -> tuple[tuple[Entry, ...], ...]:
     if not any(any(folder.glob("*.json")) for folder in (paths.cache() / FOLDER, paths.data(FOLDER))):
         return ()  # the device needn't be asked for its name
-    device = device_name(kind)
+    try:
+        device = device_name(kind)
+    except RuntimeError:  # no driver: somebody makes plans for a GPU that isn't here
+        return ()
     name = file_name(device)
     own, bundled = kept.read(f"{FOLDER}/{name}"), paths.data(FOLDER) / name
     texts = [own] if own else []
@@ -58,7 +70,7 @@ def every() -> Iterator[tuple[str, PlanTable]]:
 
 def forget() -> None:
     """Read tables anew when they are asked for."""
-    entries.cache_clear()
+    _of_device.cache_clear()
 
 
 def _parsed(text: bytes) -> PlanTable | None:

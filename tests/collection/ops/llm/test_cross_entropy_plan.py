@@ -65,7 +65,7 @@ def test_every_plan_that_may_be_tried_can_be_launched(arch: str) -> None:
 
 def clusters(columns: int, *rows: int) -> list[int]:
     """Blocks that share a row, by the rule."""
-    return [TUNING.rule(case_of(count, columns))["cluster"] for count in rows]
+    return [int(TUNING.rule(case_of(count, columns))["cluster"]) for count in rows]
 
 
 def test_few_rows_are_shared_until_half_of_the_threads_that_run_at_a_time_are_taken() -> None:

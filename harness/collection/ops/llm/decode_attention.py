@@ -244,9 +244,8 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
 
     For heads of up to 64 elements: one sequence has few parts where there is room, since parts meet in memory. A
     short context is one part. A longer one has a part for each 256 tokens, but at most one for each multiprocessor.
-    More parts were slower on an H200, in trials that no committed run has. A part of few tokens has one step of each
-    warp under way, which leaves room for the next kernel's blocks. Where a multiprocessor has many tokens of several
-    sequences, 128 KB of them are under way in place of 96 KB. Longer heads have 128 KB anyway.
+    More parts were slower on an H200, in trials that no committed run has. Where a multiprocessor has many tokens of
+    several sequences, 128 KB of them are under way in place of 96 KB. Longer heads have 128 KB anyway.
     """
     head = s["D"]
     if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:
@@ -254,9 +253,9 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
     if head > 64:
         return {"warps": 4, "ahead": 2, "blocks": 2}
     if s["B"] == 1:
-        plan: Plan = {"warps": 8, "ahead": 3, "blocks": 1}
-        if TokenParts.of(s, plan, chip).tokens <= _SHORT:
-            plan = {"warps": 8, "ahead": 1, "blocks": 2 if s["T"] <= _SHORT else 1}
+        plan: Plan = (
+            {"warps": 8, "ahead": 1, "blocks": 2} if s["T"] <= _SHORT else {"warps": 8, "ahead": 3, "blocks": 1}
+        )
     else:
         many = s["B"] * s["G"] * s["T"] >= _MANY * chip.multiprocessors
         plan = {"warps": 4, "ahead": 4, "blocks": 2} if many else _USUAL

@@ -39,16 +39,19 @@ first call notes its launches, and a small launcher in C, which is compiled then
 from harness.collection.nn._adamw import AdamW
 from harness.collection.nn._attention import window_attention
 from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._bert_operators import bert_operators
 from harness.collection.nn._decoder import add_rms_norm, add_rms_norm_quantize, swiglu
 from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
+from harness.collection.nn._llama_operators import llama_operators
 from harness.collection.nn._losses import cross_entropy, embedding, linear_cross_entropy
 from harness.collection.nn._memory import forget
-from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
 from harness.collection.nn._modules import BatchNormAddReLU, Dropout, LayerNorm, RMSNorm, Softmax
+from harness.collection.nn._resnet_operators import resnet_operators
 from harness.collection.nn._rope import rope
 from harness.collection.nn._rows import layer_norm, rms_norm
 from harness.collection.nn._scaler import GradScaler
 from harness.collection.nn._softmax import softmax
+from harness.collection.nn._swin_operators import swin_operators
 from harness.collection.nn._unscale import unscale_
 from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 

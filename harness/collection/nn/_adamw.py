@@ -288,7 +288,7 @@ class AdamW(torch.optim.Optimizer):
             # Without a scale it is the kernel that the catalogue measures.
             **({} if scale is None else {"SCALED": 1}),
         }
-        kernel, layout = of_lists("adamw", macros), table.layout
+        kernel, layout = of_lists(adamw.OP, macros), table.layout
         kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group), scale)
         # A backward that comes later must not take these parameters for the parameters that its forward had.
         increment_version(batch.copies or batch.weights)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from harness.collection.nn._kernels import Described, KernelLaunch, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
+from harness.collection.ops.attention.window_attention import OP as WINDOW_ATTENTION
+from harness.collection.ops.attention.window_attention_grad import OP as WINDOW_ATTENTION_GRAD
+from harness.collection.ops.attention.window_attention_packed import OP as WINDOW_ATTENTION_PACKED
 
 
 def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -68,8 +71,8 @@ def _grad(qkv: Tensor, heads: int, masks: int | None) -> Described:
     return replace(_apart(qkv, heads, masks), macros={"PACKED": heads})
 
 
-_packed_kernels, _apart_kernels = OpKernels("window_attention_packed", _packed), OpKernels("window_attention", _apart)
-_grad_kernels = OpKernels("window_attention_grad", _grad)
+_packed_kernels, _apart_kernels = OpKernels(WINDOW_ATTENTION_PACKED, _packed), OpKernels(WINDOW_ATTENTION, _apart)
+_grad_kernels = OpKernels(WINDOW_ATTENTION_GRAD, _grad)
 
 
 def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:

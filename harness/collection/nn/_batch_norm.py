@@ -11,6 +11,8 @@ from torch.nn import functional
 from harness.collection.nn._kernels import Described, OpKernels, allocator, like
 from harness.collection.nn._operators import is_eager, is_for_torch, operator, straight, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
+from harness.collection.ops.batch_norm.bn_add_relu import OP as BN_ADD_RELU
+from harness.collection.ops.batch_norm.bn_add_relu_grad import OP as BN_ADD_RELU_GRAD
 from harness.collection.ops.bits import pack, unpack
 
 
@@ -105,7 +107,7 @@ def _call(x: Tensor, last: bool, has_residual: bool) -> Described:
     return Described(sizes, {"layout": "nhwc" if last else "nchw"}, macros={} if has_residual else {"RESIDUAL": 0})
 
 
-_kernels, _grad_kernels = OpKernels("bn_add_relu", _call), OpKernels("bn_add_relu_grad", _call)
+_kernels, _grad_kernels = OpKernels(BN_ADD_RELU, _call), OpKernels(BN_ADD_RELU_GRAD, _call)
 
 
 def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes

@@ -23,8 +23,13 @@ from harness.collection.nn._rows import (
     rms_norm,
     with_epsilon,
 )
+from harness.collection.ops.llm.swiglu import OP as SWIGLU
+from harness.collection.ops.llm.swiglu_grad import OP as SWIGLU_GRAD
 from harness.collection.ops.rows import add_rms_norm_quantize as quantise
 from harness.collection.ops.rows._norm import EPS
+from harness.collection.ops.rows.add_rms_norm import OP as ADD_RMS_NORM
+from harness.collection.ops.rows.add_rms_norm_grad import OP as ADD_RMS_NORM_GRAD
+from harness.collection.ops.rows.add_rms_norm_quantize import OP as ADD_RMS_NORM_QUANTIZE
 
 # ---- A residual connection and RMSNorm.
 
@@ -49,8 +54,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = EPS) 
     return y, total
 
 
-_sums = OpKernels("add_rms_norm", lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
-_sum_grads = OpKernels("add_rms_norm_grad", lambda x, _type_of_vectors: matrix(x))
+_sums = OpKernels(ADD_RMS_NORM, lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
+_sum_grads = OpKernels(ADD_RMS_NORM_GRAD, lambda x, _type_of_vectors: matrix(x))
 
 
 def _rows_of(x: Tensor) -> Tensor:
@@ -193,7 +198,7 @@ def _quantised(x: Tensor, eps: float, to: str, scales: str) -> Described:
     return Described(described.sizes, {"to": to, "scales": scales}, macros=described.macros)
 
 
-_quantizes = OpKernels("add_rms_norm_quantize", _quantised)
+_quantizes = OpKernels(ADD_RMS_NORM_QUANTIZE, _quantised)
 
 
 def _quantize_run(  # noqa: PLR0913, PLR0917 - what the numbers are made of
@@ -259,7 +264,7 @@ def _gated(gate: Tensor, layout: str) -> Described:
     return Described({"M": gate.numel() // max(1, gate.shape[-1]), "H": columns}, {"layout": layout})
 
 
-_swiglus, _swiglu_grads = OpKernels("swiglu", _gated), OpKernels("swiglu_grad", _gated)
+_swiglus, _swiglu_grads = OpKernels(SWIGLU, _gated), OpKernels(SWIGLU_GRAD, _gated)
 
 
 def _layout(up: Tensor | None) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.nn._kernels import _STREAM, Described, OpKernels, allocator, capturing, like
+from harness.collection.nn._memory import KEPT
 from harness.collection.nn._operators import (
     are_distributed,
     is_eager,
@@ -26,6 +27,10 @@ from harness.collection.nn._operators import (
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
 from harness.collection.ops.dropout._philox import GROUP, draws
+from harness.collection.ops.dropout.bias_dropout_residual import OP as BIAS_DROPOUT_RESIDUAL
+from harness.collection.ops.dropout.dropout import OP as DROPOUT
+from harness.collection.ops.dropout.dropout_add import OP as DROPOUT_ADD
+from harness.collection.ops.dropout.dropout_grad import OP as DROPOUT_GRAD
 
 _KEY = 0  # of Philox: the number of the call alone tells the calls from each other
 _NUMBERS = 2**63 - 1
@@ -157,6 +162,9 @@ def _drawn_together(index: int, seed: int, part: int, _stream: int) -> tuple[Ten
         return tuple(numbers[:, :1].unbind())
 
 
+KEPT.append(_drawn_together.cache_clear)
+
+
 # Torch knows by the tag that two calls differ, and that a checkpoint must repeat the generator's state for them.
 _dispatched_draw = opaque_operator(
     "draw",
@@ -209,9 +217,9 @@ def _columns(x: Tensor, p: float) -> Described:
     return Described({"R": x.numel() // max(1, columns), "C": columns}, {"p": p}, _KEY)
 
 
-_dropouts, _dropout_adds = OpKernels("dropout", _elements), OpKernels("dropout_add", _elements)
-_bias_dropout_residuals = OpKernels("bias_dropout_residual", _columns)
-_dropout_grads = OpKernels("dropout_grad", _elements)
+_dropouts, _dropout_adds = OpKernels(DROPOUT, _elements), OpKernels(DROPOUT_ADD, _elements)
+_bias_dropout_residuals = OpKernels(BIAS_DROPOUT_RESIDUAL, _columns)
+_dropout_grads = OpKernels(DROPOUT_GRAD, _elements)
 
 
 def _dropout_run(x: Tensor, call: Tensor, p: float) -> tuple[Tensor, Tensor]:

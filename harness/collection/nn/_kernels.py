@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,50 +21,16 @@ import torch
 from torch import Tensor
 
 from harness import cuda
-from harness.collection.ops.attention import window_attention, window_attention_grad, window_attention_packed
-from harness.collection.ops.batch_norm import bn_add_relu, bn_add_relu_grad
-from harness.collection.ops.dropout import bias_dropout_residual, dropout, dropout_add, dropout_grad
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, blocks
-from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
-from harness.collection.ops.lists import adamw, unscale
-from harness.collection.ops.llm import (
-    cross_entropy,
-    cross_entropy_grad,
-    cross_entropy_in_place,
-    embedding_grad,
-    rope,
-    swiglu,
-    swiglu_grad,
-)
-from harness.collection.ops.rows import (
-    add_rms_norm,
-    add_rms_norm_grad,
-    add_rms_norm_quantize,
-    layer_norm,
-    layer_norm_grad,
-    rms_norm,
-    rms_norm_grad,
-    softmax,
-    softmax_grad,
-)
 from harness.cuda.launch import Notes
 from harness.cuda.replay import Replay
 from harness.model import Case, Value
 from harness.ops import Context, Op, Tensors
 from harness.paths import data
 
-_MODULES = (
-    *(window_attention, window_attention_grad, window_attention_packed, bn_add_relu, bn_add_relu_grad),
-    *(bias_dropout_residual, dropout, dropout_add, dropout_grad),
-    *(layer_norm_window_partition, window_partition, window_reverse, adamw, unscale),
-    *(layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad),
-    *(add_rms_norm, add_rms_norm_grad, add_rms_norm_quantize, swiglu, swiglu_grad, rope),
-    *(cross_entropy, cross_entropy_grad, cross_entropy_in_place, embedding_grad),
-)
-OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
-"""The ops of the catalogue whose kernels are used here, by name."""
 LAUNCHED: Counter[str] = Counter()
-"""How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
+"""How often each op was launched, by name. A graph counts when it is captured, not when it is replayed."""
+_FILES: dict[str, Path] = {}
 _HERE = nullcontext()
 _KEPT = 4096  # calls of an op whose launches are kept; a launch that was made first goes first
 _PACK = 16  # bytes: plans depend on where tensors begin inside of them
@@ -102,7 +68,7 @@ class KernelCall:
     sizes: by the op's symbols. key: of the random numbers. macros: what no case has, such as an epsilon.
     """
 
-    op: str
+    op: Op
     dtype: torch.dtype
     device: torch.device
     sizes: tuple[tuple[str, int], ...]
@@ -113,23 +79,23 @@ class KernelCall:
     @property
     def case(self) -> Case:
         """The catalogue's case of it."""
-        return Case(self.op, "tuned", str(self.dtype).removeprefix("torch."), self.sizes, self.choices)
+        return Case(self.op.name, "tuned", str(self.dtype).removeprefix("torch."), self.sizes, self.choices)
 
     @property
     def obstacle(self) -> str | None:
         """Why no kernel can do it; None if one can. An op of another device than a GPU has none."""
         if self.device.type != "cuda":
             return f"kernels run on GPUs, not on {self.device}"
-        op, case = OPS[self.op], self.case
+        op, case = self.op, self.case
         if case.dtype not in op.dtypes:
-            return f"{self.op} has no kernel for {case.dtype}"
+            return f"{op.name} has no kernel for {case.dtype}"
         unsupported = op.variants["tuned"].unsupported
         return unsupported(case) if unsupported else None
 
     def context(self) -> Context:
         """What the variant is prepared with."""
         generator = torch.Generator().manual_seed(self.key)
-        return _CompiledWith(self.case, self.dtype, self.device, generator, OPS[self.op], macros=dict(self.macros))
+        return _CompiledWith(self.case, self.dtype, self.device, generator, self.op, macros=dict(self.macros))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +117,7 @@ class KernelLaunch:
 
     def __init__(self, wanted: KernelCall) -> None:
         self.wanted = wanted
-        self._op, self._dtype = wanted.op, wanted.dtype
+        self._name, self._dtype = wanted.op.name, wanted.dtype
         self.device = -1 if wanted.device.index is None else wanted.device.index
         self._devices = {self.device}
         self._replays: dict[Any, Replay | None] = {}
@@ -170,7 +136,7 @@ class KernelLaunch:
         aligned = reduce(or_, addresses) % _PACK == 0
         key = 0 if aligned else tuple([address % _PACK for address in addresses])
         replay = self._replays.get(key)
-        LAUNCHED[self._op] += 1
+        LAUNCHED[self._name] += 1
         if replay is None:
             if len(self._replays) >= _MOST_PLACES:
                 self._replays.clear()
@@ -185,8 +151,9 @@ class KernelLaunch:
 
     def _run(self, *tensors: Tensor) -> None:
         """Prepare the variant, and launch it. Memory that it takes goes back with its end."""
-        variant = OPS[self._op].variants["tuned"]
-        inputs, outputs = OPS[self._op].tensors(variant)
+        op = self.wanted.op
+        variant = op.variants["tuned"]
+        inputs, outputs = op.tensors(variant)
         given = dict(zip([tensor.name for tensor in (*inputs, *outputs)], tensors, strict=True))
         launch = variant.prepare(self.wanted.context())
         read, written = (
@@ -215,13 +182,14 @@ def _as_it_lies(tensor: Tensor) -> Tensor:
 
 
 def _on_another(wanted: KernelCall, tensors: tuple[Tensor, ...]) -> RuntimeError:
-    inputs, outputs = OPS[wanted.op].tensors(OPS[wanted.op].variants["tuned"])
+    op = wanted.op
+    inputs, outputs = op.tensors(op.variants["tuned"])
     name, tensor = next(
         (declared.name, tensor)
         for declared, tensor in zip((*inputs, *outputs), tensors, strict=True)
         if tensor.device != wanted.device
     )
-    return RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there")
+    return RuntimeError(f"{op.name}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there")
 
 
 CALLS = Notes[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]()
@@ -239,7 +207,7 @@ class OpKernels:
 
     every: ClassVar[list[OpKernels]] = []
 
-    def __init__(self, op: str, describe: Callable[..., Described]) -> None:
+    def __init__(self, op: Op, describe: Callable[..., Described]) -> None:
         self.op = op
         self._describe = describe
         self._known: dict[Any, KernelLaunch | None] = {}
@@ -264,7 +232,7 @@ class OpKernels:
         self._known.clear()
 
 
-def launch_of(op: str, like: Tensor, call: Described) -> KernelLaunch | None:
+def launch_of(op: Op, like: Tensor, call: Described) -> KernelLaunch | None:
     """What launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none."""
     choices, macros = tuple(call.choices.items()), tuple(call.macros.items())
     wanted = KernelCall(op, like.dtype, like.device, tuple(call.sizes.items()), choices, call.key, macros)
@@ -292,16 +260,12 @@ def _is_here(x: Tensor) -> bool:
     return x.is_cuda and type(x) in _REAL and x.get_device() == _DEVICE()
 
 
-def of_lists(op: str, macros: Mapping[str, str | int]) -> cuda.Kernel:
+def of_lists(op: Op, macros: Mapping[str, str | int]) -> cuda.Kernel:
     """The kernel `<op>_tuned` of an op on lists. Its table is the caller's, who counts the launch by this call."""
-    LAUNCHED[op] += 1
-    return cuda.load(_source(op), f"{op}_tuned", macros)
-
-
-@cache
-def _source(op: str) -> Path:
-    """The file with the kernels of an op. To find it takes longer than to launch one."""
-    return OPS[op].find(f"{op}.cu")
+    LAUNCHED[op.name] += 1
+    # To find the file takes longer than to launch a kernel.
+    file = _FILES.get(op.name) or _FILES.setdefault(op.name, op.find(f"{op.name}.cu"))
+    return cuda.load(file, f"{op.name}_tuned", macros)
 
 
 def capturing() -> bool:

@@ -12,7 +12,11 @@ from harness.collection.nn._kernels import Described, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import _wide
 from harness.collection.ops.llm._cross_entropy import IGNORED
+from harness.collection.ops.llm.cross_entropy import OP as CROSS_ENTROPY
+from harness.collection.ops.llm.cross_entropy_grad import OP as CROSS_ENTROPY_GRAD
+from harness.collection.ops.llm.cross_entropy_in_place import OP as CROSS_ENTROPY_IN_PLACE
 from harness.collection.ops.llm.embedding_grad import NO_PADDING
+from harness.collection.ops.llm.embedding_grad import OP as EMBEDDING_GRAD
 
 # ---- Cross-entropy.
 
@@ -60,8 +64,8 @@ def _of_logits(logits: Tensor, ignored: int) -> Described:
     return Described({"M": logits.shape[0], "V": logits.shape[1]}, macros=macros)
 
 
-_forwards, _backwards = OpKernels("cross_entropy", _of_logits), OpKernels("cross_entropy_grad", _of_logits)
-_in_places = OpKernels("cross_entropy_in_place", _of_logits)
+_forwards, _backwards = OpKernels(CROSS_ENTROPY, _of_logits), OpKernels(CROSS_ENTROPY_GRAD, _of_logits)
+_in_places = OpKernels(CROSS_ENTROPY_IN_PLACE, _of_logits)
 
 
 def _numbers(logits: Tensor, count: int) -> Tensor:
@@ -300,7 +304,7 @@ def _embedded(dy: Tensor, vocabulary: int, padding: int) -> Described:
     return Described(sizes, {"padding": "none" if padding else "first"}, macros=macros)
 
 
-_embedding_grads = OpKernels("embedding_grad", _embedded)
+_embedding_grads = OpKernels(EMBEDDING_GRAD, _embedded)
 
 
 def _embedding_run(ids: Tensor, weight: Tensor, padding: int) -> Tensor:  # noqa: ARG001 - the gradient's

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from harness.collection.nn import _kernels
+# `from harness.collection.nn import` would name every kernel of the package as code of whoever imports this file.
+import harness.collection.nn._kernels as _kernels  # noqa: PLR0402
 from harness.collection.nn._kernels import KernelLaunch
 from harness.cuda import native
 from harness.cuda.replay import Replay, TorchWatch
@@ -79,7 +80,7 @@ def _plan(calls: Sequence[tuple[KernelLaunch, Replay | None, Sequence[Tensor]]],
         return None
     try:
         return launcher.Plan(
-            launch.wanted.op,
+            launch.wanted.op.name,
             len(given),
             tuple((tuple(output.shape), output.stride(), output.dtype) for output in outputs),
             not isinstance(made, tuple),

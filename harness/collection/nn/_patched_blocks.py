@@ -25,10 +25,13 @@ from harness.collection.models.llama import LlamaOperators
 from harness.collection.models.resnet import ResNetOperators
 from harness.collection.models.swin import SwinOperators
 from harness.collection.nn import _traceable
+from harness.collection.nn._bert_operators import bert_operators
 from harness.collection.nn._dropout import bias_dropout_residual, dropout_add
-from harness.collection.nn._models import bert_operators, llama_operators, resnet_operators, swin_operators
+from harness.collection.nn._llama_operators import llama_operators
 from harness.collection.nn._modules import BatchNormAddReLU
 from harness.collection.nn._patched_modules import Found, is_watched, swap, untouchable
+from harness.collection.nn._resnet_operators import resnet_operators
+from harness.collection.nn._swin_operators import swin_operators
 
 _OPERATORS: dict[type, Callable[[], Any]] = {
     SwinOperators: swin_operators,

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from harness.collection.nn._kernels import capturing
+from harness.collection.nn._memory import KEPT
 from harness.collection.ops.lists._tables import Pieces
 
 _data_ptr = Tensor.data_ptr
 _CAPTURED: list[PieceLayout] = []
 """Layouts that graphs read. They stay, since nobody tells when a graph ends."""
+KEPT.append(_CAPTURED.clear)
 
 
 class PieceLayout:

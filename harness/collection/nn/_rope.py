@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.collection.nn._kernels import Described, OpKernels, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import _wide
+from harness.collection.ops.llm.rope import OP as ROPE
 
 
 def rope(  # noqa: PLR0913 - what rotates
@@ -60,7 +61,7 @@ def _described(q: Tensor, heads_of_k: int, positions: int, interleaved: bool, ba
     return Described(sizes, {"pairs": pairs, "way": way})
 
 
-_ropes = OpKernels("rope", _described)
+_ropes = OpKernels(ROPE, _described)
 
 
 def _run(  # noqa: PLR0913, PLR0917 - what rotates

@@ -13,6 +13,11 @@ from torch.nn import functional
 from harness.collection.nn._kernels import Described, KernelLaunch, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.rows._norm import EPS
+from harness.collection.ops.rows.layer_norm import OP as LAYER_NORM
+from harness.collection.ops.rows.layer_norm_grad import OP as LAYER_NORM_GRAD
+from harness.collection.ops.rows.rms_norm import OP as RMS_NORM
+from harness.collection.ops.rows.rms_norm_grad import OP as RMS_NORM_GRAD
+from harness.ops import Op
 
 _EPSILONS = 1e-20, 1e20
 """The least and the largest epsilon of our kernels, whose sums of squares have a factor of about 1 / (4 N)."""
@@ -163,11 +168,11 @@ def norm_kernel(kernels: OpKernels, x: Tensor, eps: float, *options: Any) -> Ker
     return kernels(x, eps, *options) if least <= eps <= most else None
 
 
-def _norms(op: str) -> OpKernels:
+def _norms(op: Op) -> OpKernels:
     return OpKernels(op, lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
 
 
-def _grads(op: str) -> OpKernels:
+def _grads(op: Op) -> OpKernels:
     return OpKernels(op, lambda x, _type_of_vectors: matrix(x))
 
 
@@ -191,7 +196,7 @@ def _wide(x: Tensor) -> Tensor:
 # ---- LayerNorm.
 
 
-_layer_norms, _layer_norm_grads = _norms("layer_norm"), _grads("layer_norm_grad")
+_layer_norms, _layer_norm_grads = _norms(LAYER_NORM), _grads(LAYER_NORM_GRAD)
 
 
 def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,7 +305,7 @@ _layer_norm_grad = operator(
 # ---- RMSNorm.
 
 
-_rms_norms, _rms_norm_grads = _norms("rms_norm"), _grads("rms_norm_grad")
+_rms_norms, _rms_norm_grads = _norms(RMS_NORM), _grads(RMS_NORM_GRAD)
 
 
 def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,8 @@ from torch.nn import functional
 from harness.collection.nn._kernels import OpKernels, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import _wide, matrix
+from harness.collection.ops.rows.softmax import OP as SOFTMAX
+from harness.collection.ops.rows.softmax_grad import OP as SOFTMAX_GRAD
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -33,7 +35,7 @@ def _softmax_along(x: Tensor, dim: int) -> Tensor:
     return torch.softmax(x, dim)
 
 
-_softmaxes, _softmax_grads = OpKernels("softmax", matrix), OpKernels("softmax_grad", matrix)
+_softmaxes, _softmax_grads = OpKernels(SOFTMAX, matrix), OpKernels(SOFTMAX_GRAD, matrix)
 
 
 def _softmax_run(x: Tensor) -> Tensor:

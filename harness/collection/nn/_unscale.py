@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from harness import cuda
 from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._memory import KEPT
 from harness.collection.nn._operators import are_distributed
 from harness.collection.nn._pieces import PieceLayout, PieceTable, addresses_of, table_for
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
@@ -102,7 +103,7 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
         layout = _layout(counts, before, size, first.device)
         table = table_for(layout, 1, lambda: _table(layout, cuda.stream_handle()))
         table.point(0, grads, addresses)
-        kernel = of_lists("unscale", macros)
+        kernel = of_lists(unscale.OP, macros)
         kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))
     increment_version([*grads, found_inf])
 
@@ -118,3 +119,6 @@ def _layout(counts: tuple[int, ...], before: tuple[int, ...], size: int, device:
 def _table(layout: PieceLayout, _stream: int) -> PieceTable:
     """The table of a stream."""
     return layout.table(1)
+
+
+KEPT += [_table.cache_clear, _layout.cache_clear]

@@ -12,6 +12,9 @@ from harness.collection.models import swin
 from harness.collection.nn._kernels import Described, OpKernels, allocator
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import layer_norm, norm_kernel, with_epsilon
+from harness.collection.ops.layouts.layer_norm_window_partition import OP as LAYER_NORM_WINDOW_PARTITION
+from harness.collection.ops.layouts.window_partition import OP as WINDOW_PARTITION
+from harness.collection.ops.layouts.window_reverse import OP as WINDOW_REVERSE
 from harness.collection.ops.rows._norm import EPS
 
 
@@ -90,9 +93,9 @@ def _of_windows(windows: Tensor, height: int, width: int, window: int, shift: in
     return Described(_sizes((images, height, width, channels), window, shift), {"direction": "forward"})
 
 
-_partitions, _reverses = OpKernels("window_partition", _of_images), OpKernels("window_reverse", _of_windows)
+_partitions, _reverses = OpKernels(WINDOW_PARTITION, _of_images), OpKernels(WINDOW_REVERSE, _of_windows)
 _norm_partitions = OpKernels(
-    "layer_norm_window_partition",
+    LAYER_NORM_WINDOW_PARTITION,
     lambda x, eps, window, shift: with_epsilon(Described(_sizes(x.shape, window, shift)), eps),
 )
 

@@ -18,8 +18,10 @@ import torch
 from harness import cuda
 from harness.collection.nn import _adamw, _kernels, _unscale
 from harness.collection.ops import bits
+from harness.collection.ops.attention import window_attention
 from harness.collection.ops.dropout import _dropout, _philox
 from harness.collection.ops.rows import _norm
+from harness.ops import Op, Tensor
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far off a result may be, as a share of the largest one."""
@@ -48,12 +50,12 @@ def _variants_of_dropout(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[
     y = torch.where(kept.view(x.shape), x * keep.scale, 0)
     for name in ("addend", "residual"):
         y = y + getattr(t, name).float() if hasattr(t, name) else y
-    return {"y": y, ("bits" if call.op == "dropout" else "mask"): bits.pack(kept)}
+    return {"y": y, ("bits" if call.op.name == "dropout" else "mask"): bits.pack(kept)}
 
 
 def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, Any]:
     """The outputs of a call as the catalogue's reference has them, else as its variant `eager` has them."""
-    op, macros = _kernels.OPS[call.op], dict(call.macros)
+    op, macros = call.op, dict(call.macros)
     if epsilon := macros.pop("EPS", None):
         assert str(epsilon).endswith("f")
         with pytest.MonkeyPatch.context() as patch:
@@ -61,30 +63,30 @@ def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, An
             return _by_reference(replace(call, macros=()), t)
     if "RESIDUAL" in macros:
         # The kernels have another tensor in its place, which they neither read nor write.
-        name = "z" if call.op == "bn_add_relu" else "dz"
+        name = "z" if op.name == "bn_add_relu" else "dz"
         assert getattr(t, name) is not None
         zeros = SimpleNamespace(**{**vars(t), name: torch.zeros_like(getattr(t, name))})
         made = _by_reference(replace(call, macros=()), zeros)
         return {key: value for key, value in made.items() if key != name}
-    if call.op in ("dropout", "dropout_add", "bias_dropout_residual"):
+    if op.name in ("dropout", "dropout_add", "bias_dropout_residual"):
         return _variants_of_dropout(call, t)
     given = SimpleNamespace(**vars(t))
-    if call.op == "dropout_grad":
+    if op.name == "dropout_grad":
         given.mask = bits.unpack(t.bits, t.dy.numel()).view(t.dy.shape)
-    if call.op == "bn_add_relu_grad":
+    if op.name == "bn_add_relu_grad":
         given.y = bits.unpack(t.mask, t.dy.numel()).view(t.dy.shape).to(t.dy.dtype)
-    if call.op == "window_attention_packed":
+    if op.name == "window_attention_packed":
         # The table of the op has no rows for biases in general.
         split = t.qkv.permute(2, 0, 3, 1, 4)
         given = SimpleNamespace(q=split[0], k=split[1], v=split[2], bias=t.bias, mask=t.mask)
-        out = _kernels.OPS["window_attention"].variants["eager"].prepare(call.context())(given)[0]
+        out = window_attention.OP.variants["eager"].prepare(call.context())(given)[0]
         return {"out": out.transpose(1, 2).flatten(2)}
     return op.reference(call.context(), given) if op.reference else _by_eager(call, given)
 
 
 def _by_eager(call: _kernels.KernelCall, given: SimpleNamespace) -> dict[str, Any]:
     """The outputs of a call as the catalogue's variant `eager` has them."""
-    op = _kernels.OPS[call.op]
+    op = call.op
     eager = op.variants["eager"]
     ctx = replace(call.context(), case=replace(call.case, variant="eager"))
     made = eager.prepare(ctx)(given)
@@ -100,7 +102,7 @@ def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace, views: froze
 
     views: tensors that lie in other tensors, which were looked at before.
     """
-    op, symbols = _kernels.OPS[call.op], call.case.values
+    op, symbols = call.op, call.case.values
     assert {name for name, _ in call.choices} == set(op.choices), "the kernel doesn't know its choices"
     inputs, outputs = op.tensors(op.variants["tuned"])
     assert vars(t).keys() == {tensor.name for tensor in (*inputs, *outputs)}
@@ -147,20 +149,21 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             raise _kernels._on_another(call, tensors)
         memory = {id(tensor): _memory(tensor) for tensor in tensors}
         in_order = [_kernels._as_it_lies(memory[id(tensor)]) for tensor in tensors]
-        t, views = SimpleNamespace(**dict(zip(names(call.op), in_order, strict=True))), frozenset[str]()
-        if call.op == "window_attention_grad":
+        names = [tensor.name for tensor in declared(call.op)]
+        t, views = SimpleNamespace(**dict(zip(names, in_order, strict=True))), frozenset[str]()
+        if call.op.name == "window_attention_grad":
             t, views = _apart(call, t), _PACKED
         _assert_declared(call, t, views)
-        shapes = {tensor.name: tensor.shapes(call.case.values)[0] for tensor in _declared(call)}
+        shapes = {tensor.name: tensor.shapes(call.case.values)[0] for tensor in declared(call.op)}
         seen = SimpleNamespace(**{name: value.view(shapes[name]) for name, value in vars(t).items()})
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             for name, value in _by_reference(call, seen).items():
                 if name in shapes:
                     getattr(seen, name).copy_(value.reshape(shapes[name]))
-        called[call.op] += 1
+        called[call.op.name] += 1
 
     def obstacle(call: _kernels.KernelCall) -> str | None:
-        is_possible = call.device.type == "cpu" and call.case.dtype in _kernels.OPS[call.op].dtypes
+        is_possible = call.device.type == "cpu" and call.case.dtype in call.op.dtypes
         return None if is_possible else "no kernel for this type"
 
     monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
@@ -169,14 +172,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return called
 
 
-def names(op: str) -> list[str]:
+def declared(op: Op) -> list[Tensor]:
     """The tensors of an op, as a launch takes them."""
-    inputs, outputs = _kernels.OPS[op].tensors(_kernels.OPS[op].variants["tuned"])
-    return [tensor.name for tensor in (*inputs, *outputs)]
-
-
-def _declared(call: _kernels.KernelCall) -> list[Any]:
-    op = _kernels.OPS[call.op]
     inputs, outputs = op.tensors(op.variants["tuned"])
     return [*inputs, *outputs]
 
@@ -222,7 +219,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU's lists take the way of a GPU's."""
     found = {"adamw": _adamw_kernel, "unscale": _unscale_kernel}
     for module in (_adamw, _unscale):
-        monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op])
+        monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op.name])
         monkeypatch.setattr(module, "on", lambda _device: nullcontext())
     monkeypatch.setattr(cuda, "stream_handle", lambda: 0)
     monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)

@@ -18,6 +18,7 @@ import torch
 
 from harness import cuda, nn
 from harness.collection.nn import _dropout, _kernels, _memo
+from harness.collection.ops.rows import rms_norm
 from harness.cuda import launch
 from harness.model import KernelFacts
 from tests.cuda.drivers import driven_by
@@ -235,7 +236,7 @@ def test_places_without_end_are_not_kept(driver, monkeypatch):
 
 
 def test_a_tensor_of_another_device_is_named(driver):
-    launch = _kernels.KernelLaunch(_kernels.KernelCall("rms_norm", FLOAT, torch.device("cpu"), (("M", 2), ("N", 8))))
+    launch = _kernels.KernelLaunch(_kernels.KernelCall(rms_norm.OP, FLOAT, torch.device("cpu"), (("M", 2), ("N", 8))))
     x, weight = torch.randn(2, 8), torch.randn(8)
     launch(x, weight, x, x)
     launch._devices = {0}  # a CPU's tensors all have the number -1

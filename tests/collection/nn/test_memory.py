@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.collection import nn
-from harness.collection.nn import _kernels, _pieces, _softmax, _unscale
+from harness.collection.nn import _dropout, _kernels, _memory, _pieces, _softmax, _unscale
 from harness.cuda import workspaces
 
 
@@ -18,6 +18,7 @@ def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     _unscale._table(layout, 0)
     _pieces._CAPTURED.append(layout)
     workspaces.of_stream(torch.device("meta"), 0, 8)
+    assert _dropout._drawn_together.cache_clear in _memory.KEPT  # it draws numbers on a GPU
     nn.forget()
     assert not _pieces._CAPTURED
     assert not any(kernels._known for kernels in _kernels.OpKernels.every)

@@ -54,7 +54,7 @@ def test_kernels_maximize(scaled):
 
 @pytest.mark.usefixtures("kernels")
 def test_the_kernel_gets_its_scale_in_float32_whatever_torchs_default_is(monkeypatch):
-    scales, found = [], _adamw.of_lists("adamw", {})
+    scales, found = [], _adamw.of_lists(_adamw.adamw.OP, {})
     monkeypatch.setattr(_adamw, "of_lists", lambda *_: lambda *given: scales.append(given[-1]) or found(*given))
     weight = torch.ones(3, requires_grad=True)
     weight.grad = torch.ones(3)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from harness import nn
 from harness.collection.nn import _kernels
+from harness.collection.ops.rows import softmax
 
 ALL = [torch.float32, torch.float16, torch.bfloat16]
 HALVES = [torch.float16, torch.bfloat16]
@@ -73,7 +74,7 @@ def test_each_epsilon_has_its_kernels(monkeypatch):
 def test_kernels_are_compiled_with_the_macros_of_a_call(monkeypatch):
     given = []
     monkeypatch.setattr(_kernels.Context, "kernel", lambda _, *arguments: given.append(arguments))
-    call = _kernels.KernelCall("softmax", torch.float32, torch.device("cpu"), (), macros=(("EPS", "1.0f"),))
+    call = _kernels.KernelCall(softmax.OP, torch.float32, torch.device("cpu"), (), macros=(("EPS", "1.0f"),))
     for context in (call.context(), replace(call.context(), case=call.case)):
         context.kernel("a.cu", "a", {"SCALAR": "float"})
         context.kernel("a.cu", "a")
@@ -222,9 +223,9 @@ def test_inputs_need_not_be_contiguous(tools, played):
 
 
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():
-    assert _kernels.OpKernels("softmax", lambda x: _kernels.Described({"M": 2, "N": 3}))(torch.empty(2, 3)) is None
-    call = _kernels.KernelCall("softmax", torch.float64, torch.device("cpu"), (("M", 2), ("N", 3)))
+    assert _kernels.OpKernels(softmax.OP, lambda x: _kernels.Described({"M": 2, "N": 3}))(torch.empty(2, 3)) is None
+    call = _kernels.KernelCall(softmax.OP, torch.float64, torch.device("cpu"), (("M", 2), ("N", 3)))
     assert call.obstacle == "kernels run on GPUs, not on cpu"
-    assert _kernels.KernelCall("softmax", torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (
+    assert _kernels.KernelCall(softmax.OP, torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (
         "softmax has no kernel for float64"
     )

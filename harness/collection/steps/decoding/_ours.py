@@ -147,9 +147,9 @@ def _joined(*products: torch.nn.Linear) -> torch.Tensor:
 
 def operators(ctx: Context) -> LlamaOperators:
     """What a Llama has of ours beside products by torch."""
-    from harness.collection import nn
+    from harness.collection.nn._llama_operators import llama_operators
 
-    found: LlamaOperators = replace(nn.llama_operators(norm=True, gates=True), attention=_attention(ctx))
+    found: LlamaOperators = replace(llama_operators(norm=True, gates=True), attention=_attention(ctx))
     return found
 
 

@@ -136,7 +136,7 @@ def _forget_steps(optimizer: torch.optim.Optimizer) -> None:
     """Make an optimizer's state what it was before the first step."""
     import torch
 
-    from harness.collection.nn import AdamW
+    from harness.collection.nn._adamw import AdamW
 
     if not isinstance(optimizer, AdamW):
         optimizer.state.clear()

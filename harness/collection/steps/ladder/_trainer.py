@@ -248,12 +248,12 @@ class StepTrainer:
         """Put our kernels into the model, and our optimizer and scaler in place where the rung has them."""
         import torch
 
-        from harness.collection import nn
+        from harness.collection.nn._dropout import dropout, manual_seed
         from harness.collection.nn._patch import patch
 
         # Now there is a number of the next call: code that is compiled without one is compiled again with it.
-        nn.dropout(torch.zeros(1, device=self.setup.device), 0.5)
-        nn.manual_seed(self.setup.drawn)
+        dropout(torch.zeros(1, device=self.setup.device), 0.5)
+        manual_seed(self.setup.drawn)
         model = torch.nn.Module() if self.is_sharded else self.model  # which has them already if it is in parts
         if self.rung.optimizer == "ours":
             done = patch(model, self.optimizer, self.scaler)  # of several optimizers each that ours can stand for

@@ -24,6 +24,7 @@ from harness.collection.models import MODELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.pipeline._fed import check, prepare, recheck
 from harness.collection.steps.pipeline._images import torchvision_missing
+from harness.collection.steps.training._resnet import RESNETS
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols
 
@@ -63,7 +64,7 @@ OP = Op(
     },
     defaults={"N": "8 * B", "T": "0"},
     choices={
-        "model": Choice("which configuration of harness.collection.models", ("resnet50", "resnet_toy")),
+        "model": Choice("which configuration of harness.collection.models", RESNETS),
         "page_cache": Choice("whether files are in the page cache when they are read", ("warm", "cold")),
     },
     dtypes=("float16", "bfloat16"),

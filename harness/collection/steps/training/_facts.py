@@ -64,10 +64,10 @@ def allocated(ctx: Context) -> int:
 
     if ctx.device.type != "cuda":
         return 0
-    from harness.collection import nn
+    from harness.collection.nn._memory import forget
 
     gc.collect()
-    nn.forget()
+    forget()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_allocated())

@@ -203,10 +203,8 @@ def calmed(model: torch.nn.Module, share: float = NOTHING) -> torch.nn.Module:
 
     share: the most that dropout and stochastic depth drop.
     """
-    from harness.collection.models.resnet import Bottleneck
-
     for module in model.modules():
-        if isinstance(module, Bottleneck):
+        if hasattr(module, "bn3"):  # a block of a ResNet
             module.bn3.weight.data.fill_(QUIET)
         for name in ("p", "dropout", "drop_path"):
             if hasattr(module, name):

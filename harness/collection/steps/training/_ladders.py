@@ -7,8 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from harness.collection.steps.ladder import _rungs as own
-from harness.collection.steps.training._llama_rungs import LLAMA
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung, as_asked
+from harness.collection.steps.training._bert import BERT
+from harness.collection.steps.training._llama import LLAMA
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import Rung, as_asked
+from harness.collection.steps.training._swin import SWIN
 from harness.model import Case
 
 LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET, "llama_train": LLAMA}

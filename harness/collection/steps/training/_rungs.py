@@ -1,4 +1,7 @@
-"""The rungs of a ladder: what each of them does differently in a training step. This file needs no torch."""
+"""The rungs of a ladder: what each of them does differently in a training step. This file needs no torch.
+
+A file for each model (`_swin`, `_bert`, `_resnet`, `_llama`) has the model's ladder, and the operators of its rungs.
+"""
 
 from __future__ import annotations
 
@@ -143,27 +146,26 @@ def above(rung: Rung) -> Iterator[Rung]:
     yield on(compiled, "compile_autotune", f"compile in mode {AUTOTUNE}", compiled=AUTOTUNE)
 
 
-_SDPA_UP = tuple(above(SDPA))
-_COMPILE = next(rung for rung in _SDPA_UP if rung.compiled)
-_COMPILE_HALF_NORM = on(
+SDPA_UP = tuple(above(SDPA))
+_COMPILE = next(rung for rung in SDPA_UP if rung.compiled)
+COMPILE_HALF_NORM = on(
     _COMPILE, "compile_half_norm", "compile, and LayerNorm and softmax keep their input's type", half_norm=True
 )
 _COMPILE_HALF_NORM_GRAPH = on(
-    _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
+    COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
 )
 _COMPILE_HALF_NORM_AUTOTUNE = on(
-    _COMPILE_HALF_NORM, "autotune_half_norm", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
+    COMPILE_HALF_NORM, "autotune_half_norm", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
 )
-_TORCH = (
+TORCH = (
     HALF_NORM,
     SDPA,
-    *_SDPA_UP,
-    _COMPILE_HALF_NORM,
+    *SDPA_UP,
+    COMPILE_HALF_NORM,
     _COMPILE_HALF_NORM_GRAPH,
     _COMPILE_HALF_NORM_AUTOTUNE,
 )
-_SECOND_STREAM = "with gradients of weights on a second stream"
-_SDPA_STREAMS = on(_SDPA_UP[0], "sdpa_streams", f"sdpa_graph {_SECOND_STREAM}", "S8", streams=True)
+"""What a model with attention and LayerNorm has of torch."""
 
 # ---- What is ours.
 
@@ -181,127 +183,5 @@ def above_ours(rung: Rung) -> Iterator[Rung]:
     yield on(compiled, "compile_ours_autotune", f"compile_ours in mode {AUTOTUNE}", compiled=AUTOTUNE)
 
 
-_NORM_ADAM = on(
-    UNSCALE,
-    "fused_norm_adam",
-    "on unscale: LayerNorm, softmax and AdamW in one kernel each",
-    "S4",
-    norm=True,
-    adam=True,
-)
-_WINDOWS = on(_NORM_ADAM, "windows", "and windows cut and joined by one kernel each", "S5", windows=True)
-_ATTENTION = on(_WINDOWS, "attention", "and attention over windows in one kernel", "S6", attention=True)
-_SWIN_OURS = tuple(above_ours(_ATTENTION))
-# Inductor joins LayerNorm and windows with what is before and after them, but has no kernel for this attention.
-_COMPILE_ATTENTION = on(
-    _COMPILE_HALF_NORM,
-    "compile_attention",
-    "compile_half_norm with our attention over windows, and no other operator of ours",
-    "S6",
-    role="ours",
-    attention=True,
-)
-_COMPILE_ATTENTION_GRAPH = on(
-    _COMPILE_ATTENTION, "compile_attention_graph", "compile_attention as a CUDA graph of the step", "S8", graph=True
-)
-_STREAMS = on(_SWIN_OURS[0], "streams", f"graph {_SECOND_STREAM}", "S8", streams=True)
-
-# The three that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
-_BYTE_MASKS = on(
-    UNSCALE,
-    "byte_masks",
-    "on unscale: our LayerNorm, softmax and AdamW; torch's dropout, which keeps bytes",
-    norm=True,
-    adam=True,
-)
-_BIT_MASKS_ALONE = on(_BYTE_MASKS, "bit_masks_alone", "and our dropout, which keeps bits", "D3", dropout=True)
-_BIT_MASKS = on(
-    _BIT_MASKS_ALONE, "bit_masks", "and bias and residual in the kernel of dropout", "D5", bias_residual=True
-)
-_BERT_OURS = on(_BIT_MASKS, "fused_norm_adam", "and torch's attention by scaled_dot_product_attention", "S4", sdpa=True)
-_FUSED_NORM = on(
-    UNSCALE,
-    "fused_norm",
-    "on unscale: torch's fused optimizer; batch norm, residual and ReLU in one kernel",
-    "O12",
-    fused=True,
-    norm=True,
-)
-
-_EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
-SWIN = (
-    *_EVERY,
-    *_TORCH,
-    _SDPA_STREAMS,
-    _NORM_ADAM,
-    _WINDOWS,
-    _ATTENTION,
-    *_SWIN_OURS,
-    _STREAMS,
-    _COMPILE_ATTENTION,
-    _COMPILE_ATTENTION_GRAPH,
-)
-BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS_ALONE, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
-RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))
-
-# A Llama is trained in bfloat16, whose losses need no scale, so nothing is unscaled.
-_LLAMA_AMP = on(TF32, "amp", "autocast to bfloat16 around weights in float32", half="mixed")
-_LLAMA_FUSED = on(_LLAMA_AMP, "fused_optimizer", "torch's fused AdamW", fused=True)
-_LLAMA_SDPA = on(_LLAMA_FUSED, "sdpa", "and attention by scaled_dot_product_attention", sdpa=True)
-_LLAMA_CHUNKED = on(
-    _LLAMA_SDPA, "chunked", "and logits of a part of the tokens at a time, made again in the backward", chunked=True
-)
-_LLAMA_COMPILE = on(_LLAMA_SDPA, "compile", "sdpa with torch.compile of the model and its loss", compiled=DEFAULT)
-_LLAMA_COMPILE_CHUNKED = on(
-    _LLAMA_COMPILE, "compile_chunked", "compile, with logits of a part of the tokens at a time", chunked=True
-)
-_LLAMA_HALF = on(
-    _LLAMA_CHUNKED, "chunked_half", "chunked with the model in bfloat16, and masters in float32", half="pure"
-)
-_LLAMA_NORMS = on(
-    _LLAMA_HALF,
-    "fused_norm_adam",
-    "our AdamW, and our RMSNorm, which adds the residual",
-    role="ours",
-    norm=True,
-    adam=True,
-)
-_LLAMA_GATES = on(_LLAMA_NORMS, "gates", "and RoPE and SwiGLU in one kernel each", gates=True)
-_LLAMA_LOSS = on(
-    _LLAMA_GATES, "fused_loss", "and the loss behind the head, whose logits become their gradient", loss=True
-)
-_LLAMA_COMPILE_OURS = on(
-    _LLAMA_LOSS, "compile_ours", "fused_loss with torch.compile around our operators", compiled=DEFAULT
-)
-LLAMA = (
-    FLOAT32,
-    TF32,
-    _LLAMA_AMP,
-    _LLAMA_FUSED,
-    _LLAMA_SDPA,
-    on(_LLAMA_SDPA, "sdpa_flash", "beside sdpa: FlashAttention's kernel", backend="flash"),
-    on(_LLAMA_SDPA, "sdpa_cudnn", "beside sdpa: cuDNN's kernel", backend="cudnn"),
-    on(_LLAMA_SDPA, "recompute", "beside sdpa: blocks keep only what enters them", recomputed=True),
-    _LLAMA_CHUNKED,
-    on(_LLAMA_CHUNKED, "chunked_graph", "chunked as a CUDA graph of the step", graph=True),
-    _LLAMA_HALF,
-    _LLAMA_COMPILE,
-    on(_LLAMA_COMPILE, "compile_flex", "beside compile: attention by flex_attention", backend="flex"),
-    on(_LLAMA_COMPILE, "compile_recompute", "beside compile: blocks keep only what enters them", recomputed=True),
-    _LLAMA_COMPILE_CHUNKED,
-    on(_LLAMA_COMPILE_CHUNKED, "compile_graph", "compile_chunked as a CUDA graph of the step", graph=True),
-    on(
-        _LLAMA_COMPILE_CHUNKED,
-        "compile_half",
-        "compile_chunked with the model in bfloat16, and masters in float32",
-        half="pure",
-    ),
-    on(_LLAMA_COMPILE_CHUNKED, "compile_fp8", "compile_chunked with products of blocks in float8", fp8=True),
-    on(_LLAMA_COMPILE_CHUNKED, "compile_autotune", f"compile_chunked in mode {AUTOTUNE}", compiled=AUTOTUNE),
-    _LLAMA_NORMS,
-    _LLAMA_GATES,
-    _LLAMA_LOSS,
-    on(_LLAMA_LOSS, "graph", "fused_loss as a CUDA graph of the step", graph=True),
-    _LLAMA_COMPILE_OURS,
-    on(_LLAMA_COMPILE_OURS, "compile_ours_graph", "compile_ours as a CUDA graph of the step", graph=True),
-)
+EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
+"""The lowest rungs of the models that are trained in float16."""

@@ -270,9 +270,9 @@ def _optimizer(rung: Rung, config: Config, weights: list[torch.Tensor], *, captu
 
     options: dict[str, Any] = {"lr": config.rate, "weight_decay": config.decay}
     if rung.adam:
-        from harness.collection import nn
+        from harness.collection.nn._adamw import AdamW
 
-        return nn.AdamW(weights, **options)
+        return AdamW(weights, **options)
     options |= {"fused": True} if rung.fused else {"foreach": True}
     if isinstance(config, ResNetConfig):
         return torch.optim.SGD(weights, momentum=0.9, **options)
@@ -284,9 +284,9 @@ def _scaler(rung: Rung) -> Callable[..., Any]:
     import torch
 
     if rung.unscale:
-        from harness.collection import nn
+        from harness.collection.nn._scaler import GradScaler
 
-        return nn.GradScaler
+        return GradScaler
     kind: Callable[..., Any] = loop_scaler() if rung.loop else torch.amp.GradScaler
     return kind
 

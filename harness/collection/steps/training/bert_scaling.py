@@ -5,6 +5,7 @@ Source: OneFlow's DLPerf, which trains BERT-base on one device to four nodes of 
 
 from __future__ import annotations
 
+from harness.collection.steps.training._bert import BERTS
 from harness.collection.steps.training._ranks import WAYS
 from harness.collection.steps.training._rungs import CLIP, CLIPS, SDPA
 from harness.collection.steps.training._scaling import scaling_op
@@ -12,7 +13,7 @@ from harness.collection.steps.training._scaling import scaling_op
 OP = scaling_op(
     "bert_scaling",
     "a step of BERT's pre-training on several devices, sequences a second of all of them",
-    ("bert_base", "bert_toy"),
+    BERTS,
     dict.fromkeys(WAYS, SDPA),
     size="sequences of a step on each device",
     item="sequences",

@@ -5,13 +5,14 @@ Source: OneFlow's DLPerf, which trains BERT-base in mixed precision with the lar
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import BERT, CLIP, CLIPS
+from harness.collection.steps.training._bert import BERT, BERTS
+from harness.collection.steps.training._rungs import CLIP, CLIPS
 from harness.collection.steps.training._steps import training_op
 
 OP = training_op(
     "bert_train",
     "a step of BERT's pre-training, sequences and tokens a second",
-    ("bert_base", "bert_toy"),
+    BERTS,
     BERT,
     size="sequences of a step",
     item="sequences",

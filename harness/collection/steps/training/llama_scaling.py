@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.collection.steps.training._llama import LLAMA, LLAMAS
 from harness.collection.steps.training._ranks import SHARDED, SHARDED_OURS, WAYS
-from harness.collection.steps.training._rungs import CLIP, CLIPS, LLAMA, MICRO, MICROS
+from harness.collection.steps.training._rungs import CLIP, CLIPS, MICRO, MICROS
 from harness.collection.steps.training._scaling import scaling_op
 
 LADDER = ("chunked_half", "fused_loss", "compile_ours")
@@ -18,7 +19,7 @@ _RUNGS = {rung.name: rung for rung in LLAMA}
 OP = scaling_op(
     "llama_scaling",
     "a step of a Llama's pre-training on several devices, sequences a second of all of them",
-    ("llama_1b", "llama_toy"),
+    LLAMAS,
     # FSDP2 has weights in float32 where the rung has halves with masters, and gathers them in halves.
     {**dict.fromkeys((*WAYS, *SHARDED), _RUNGS["chunked"]), SHARDED_OURS: replace(_RUNGS["fused_loss"], half="mixed")},
     [_RUNGS[name] for name in LADDER],

@@ -5,14 +5,14 @@ The practice is that of torchtitan: bfloat16, fused attention and optimizer, tor
 
 from __future__ import annotations
 
-from harness.collection.steps.training._llama_rungs import LLAMA
+from harness.collection.steps.training._llama import LLAMA, LLAMAS
 from harness.collection.steps.training._rungs import CLIP, CLIPS, MICRO, MICROS
 from harness.collection.steps.training._steps import training_op
 
 OP = training_op(
     "llama_train",
     "a step of a Llama's pre-training, sequences and tokens a second",
-    ("llama_1b", "llama_toy"),
+    LLAMAS,
     LLAMA,
     size="sequences of a step",
     item="sequences",

@@ -6,6 +6,7 @@ Source: OneFlow's DLPerf, which trains it on one device to four nodes of eight.
 from __future__ import annotations
 
 from harness.collection.steps.training._ranks import WAYS
+from harness.collection.steps.training._resnet import RESNETS
 from harness.collection.steps.training._rungs import FUSED
 from harness.collection.steps.training._scaling import scaling_op
 from harness.ops import Choice
@@ -13,7 +14,7 @@ from harness.ops import Choice
 OP = scaling_op(
     "resnet50_scaling",
     "a training step of ResNet-50 on several devices, images a second of all of them",
-    ("resnet50", "resnet_toy"),
+    RESNETS,
     dict.fromkeys(WAYS, FUSED),
     size="images of a step on each device",
     item="images",

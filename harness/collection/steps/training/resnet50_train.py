@@ -5,14 +5,14 @@ Source: OneFlow's DLPerf, which trains it in mixed precision with batches of 256
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import RESNET
+from harness.collection.steps.training._resnet import RESNET, RESNETS
 from harness.collection.steps.training._steps import training_op
 from harness.ops import Choice
 
 OP = training_op(
     "resnet50_train",
     "a training step of ResNet-50 v1.5, images a second",
-    ("resnet50", "resnet_toy"),
+    RESNETS,
     RESNET,
     size="images of a step",
     item="images",

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.collection.models.sizes import CHANNELS
 from harness.collection.ops.elementwise import BOTH
-from harness.collection.steps.training import _inference, _operators
+from harness.collection.steps.training import _inference
 from harness.collection.steps.training._inference import Model
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.collection.steps.training._settings import forget_compiled, reference_modes, seed_of
+from harness.collection.steps.training._swin import SWINS, of_windows
 from harness.collection.steps.training._swin_check import enliven, judge
 from harness.collection.steps.training._swin_int8 import (
     PLANS,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from harness.collection.nn._swin_inference import SwinInference
 
-SWINS = ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy")
 CALIBRATED = 4, 16
 """Batches and their images, at most, that the scales of int8 are measured on; the case's images aren't among them."""
 
@@ -164,7 +163,7 @@ def as_written(ctx: Context, **changed: Any) -> Any:
 
 def with_sdpa(ctx: Context, **changed: Any) -> Any:
     """The model with torch's attention, as a user of torch prepares it for inference. changed: as in `as_written`."""
-    return prepared(model_of(ctx, replace(_operators.torch_attention(config_of(ctx.s.model)), **changed)))
+    return prepared(as_written(ctx, window_attention=of_windows, **changed))
 
 
 @OP.variant("float32", "eager in float32, without TF32", arithmetic="float32", devices=BOTH, **_TORCH)
@@ -230,9 +229,9 @@ _add_compiled_graph("autotune_tanh_graph", f"compile_autotune with {_TANH}", AUT
 
 def with_attention(ctx: Context) -> Any:
     """The model with our attention, and biases looked up ahead. Inductor fuses all that lies between the products."""
-    from harness.collection import nn
+    from harness.collection.nn._swin_operators import swin_operators
 
-    return prepared(model_of(ctx, nn.swin_operators(norm=False, windows=False)))
+    return prepared(model_of(ctx, swin_operators(norm=False, windows=False)))
 
 
 def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:

@@ -6,8 +6,9 @@ Source: NVIDIA's talk on training Swin Transformer, which compares steps of Swin
 from __future__ import annotations
 
 from harness.collection.steps.training._ranks import WAYS
-from harness.collection.steps.training._rungs import SDPA, SWIN
+from harness.collection.steps.training._rungs import SDPA
 from harness.collection.steps.training._scaling import scaling_op
+from harness.collection.steps.training._swin import SWIN
 
 LADDER = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
 """The rungs of the talk, and the highest one that needs no graph: with one, ranks would communicate in a capture."""

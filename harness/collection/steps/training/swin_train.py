@@ -5,13 +5,13 @@ Source: NVIDIA's talk on training Swin Transformer, whose figures are of Swin-La
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import SWIN
 from harness.collection.steps.training._steps import training_op
+from harness.collection.steps.training._swin import SWIN, SWINS
 
 OP = training_op(
     "swin_train",
     "a training step of Swin Transformer, images a second",
-    ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy"),
+    SWINS,
     SWIN,
     size="images of a step",
     item="images",

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.collection.models import MODELS, llama
 from harness.collection.steps.training import _scaling, _sharded
+from harness.collection.steps.training._llama import LLAMA
 from harness.collection.steps.training._ranks import RankTrainer, with_few_labels
-from harness.collection.steps.training._rungs import FLOAT32, LLAMA, Rung
+from harness.collection.steps.training._rungs import FLOAT32, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, whole
 
 RANKS, STEPS, SIZE = 2, 2, 4

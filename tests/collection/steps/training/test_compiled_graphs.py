@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _settings
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
+from harness.collection.steps.training._bert import BERT
+from harness.collection.steps.training._resnet import RESNET
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 
 pytestmark = pytest.mark.gpu

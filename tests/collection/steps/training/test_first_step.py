@@ -11,7 +11,10 @@ import torch
 from harness.collection.models import MODELS
 from harness.collection.nn import _dropout
 from harness.collection.steps.training import _first_step, _trainer
-from harness.collection.steps.training._rungs import AMP, BERT, FLOAT32, FUSED, RESNET, SWIN, TF32, Rung
+from harness.collection.steps.training._bert import BERT
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import AMP, FLOAT32, FUSED, TF32, Rung
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 from tests.rare import rare
 

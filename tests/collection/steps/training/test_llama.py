@@ -11,7 +11,7 @@ import torch
 from harness.collection.models import MODELS, LlamaConfig, llama
 from harness.collection.models.files import blocks_of
 from harness.collection.steps.training import _first_step, _float8, _llama, _steps
-from harness.collection.steps.training._llama_rungs import LLAMA
+from harness.collection.steps.training._llama import LLAMA
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.ops import Catalogue
 from tests.one_test import one_test
@@ -58,7 +58,7 @@ def part(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.T
     ids=["no mask", "other groups", "no turns", "one turned back", "gate for up", "tokens left out"],
 )
 def test_a_wrong_operator_is_found(wrong, monkeypatch):
-    monkeypatch.setattr(_llama, "operators", lambda *_: wrong)
+    monkeypatch.setattr(_llama, "of_torch", lambda *_: wrong)
     assert _first_step.complaints(RUNGS["sdpa"], SETUP)
 
 
@@ -67,7 +67,7 @@ def test_attention_of_torch_is_that_of_the_model(backend):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 16, 8, requires_grad=backend != "flex") for heads in (4, 2, 2))
     rung = next(rung for rung in LLAMA if rung.sdpa and rung.backend == backend)
-    ours = _llama.operators(rung, 16, torch.device("cpu"))["attention"](q, k, v)
+    ours = _llama.of_torch(rung, replace(MODELS["llama_toy"], tokens=16), torch.device("cpu"))["attention"](q, k, v)
     torch.testing.assert_close(ours, llama.attention(q, k, v), rtol=1e-4, atol=1e-5)
 
 

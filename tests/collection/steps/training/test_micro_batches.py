@@ -11,7 +11,8 @@ import torch
 from harness.collection.steps.training import _first_step, _scaling, _steps, _timed_step, _trainer
 from harness.collection.steps.training._curves import trained
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, LLAMA
+from harness.collection.steps.training._llama import LLAMA
+from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32
 from harness.collection.steps.training._settings import EAGER, forget_compiled, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer, parts_of
 from harness.errors import UsageError

@@ -12,8 +12,10 @@ import torch
 
 from harness import devices
 from harness.collection.steps.training import _facts, _figures, _first_step, _settings
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
+from harness.collection.steps.training._bert import BERT
+from harness.collection.steps.training._resnet import RESNET
 from harness.collection.steps.training._settings import forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.measure import measure
 from harness.model import Case, Job, Timing

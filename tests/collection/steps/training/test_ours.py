@@ -13,8 +13,11 @@ import torch
 from harness.collection import nn
 from harness.collection.models import MODELS
 from harness.collection.nn import _dropout
-from harness.collection.steps.training import _first_step, _operators, _settings, _steps, _trainer
-from harness.collection.steps.training._rungs import BERT, DEFAULT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
+from harness.collection.steps.training import _bert, _first_step, _operators, _settings, _steps, _trainer
+from harness.collection.steps.training._bert import BERT
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import DEFAULT, FLOAT32, UNSCALE, Rung
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 from tests.one_test import one_test
 from tests.rare import rare
@@ -100,7 +103,7 @@ def test_our_dropout_drops_what_it_has_drawn_forward_and_backward(name):
 
     setup = Setup("bert_toy", 4, 1, torch.device("cpu"), torch.float64)
     plain, ours = Trainer(FLOAT32, setup), Trainer(replace(named(BERT, name), half="none", tf32=False), setup)
-    dense = partial(_operators.dense_dropout_add, dropout)
+    dense = partial(_bert.dense_dropout_add, dropout)
     for module in plain.model.modules():
         if hasattr(module, "operators"):
             module.operators = replace(module.operators, dropout=dropout, dense_dropout_add=dense)
@@ -156,7 +159,7 @@ def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dro
     )
     assert one.dropout is torch.nn.functional.dropout
     assert other.dropout is last.dropout is nn.dropout
-    assert one.dense_dropout_add.func is other.dense_dropout_add.func is _operators.dense_dropout_add
+    assert one.dense_dropout_add.func is other.dense_dropout_add.func is _bert.dense_dropout_add
     assert one.dense_dropout_add.args == (one.dropout,)
     assert other.dense_dropout_add.args == (nn.dropout,)
     assert replace(other, dense_dropout_add=last.dense_dropout_add) == last

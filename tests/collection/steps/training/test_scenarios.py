@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from harness.collection.models import MODELS
+from harness.collection.steps.training._bert import BERT
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._rungs import AUTOTUNE, BERT, RESNET, SWIN
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import AUTOTUNE
 from harness.collection.steps.training._steps import refusal
+from harness.collection.steps.training._swin import SWIN
 from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Timing

@@ -13,7 +13,9 @@ import torch
 from harness import metrics
 from harness.collection.models import MODELS
 from harness.collection.steps.training import _facts, _figures, _first_step, _steps
-from harness.collection.steps.training._rungs import FLOAT32, RESNET, SWIN
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import FLOAT32
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Trainer
 from harness.devices.cpu import Cpu
 from harness.measure import measure

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.collection.steps.training._rungs import SWIN
 from harness.collection.steps.training._settings import captured, math_modes, side_stream
 from harness.collection.steps.training._streams import on_two_streams
+from harness.collection.steps.training._swin import SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 
 STREAMS = [pytest.param(rung, id=rung.name) for rung in SWIN if rung.streams]

@@ -13,8 +13,8 @@ from harness.collection.models import MODELS, swin
 from harness.collection.models.swin import SwinBlock
 from harness.collection.ops.gemm import _int8
 from harness.collection.steps.training import _facts, _inference, _swin_prepared, swin_infer
-from harness.collection.steps.training._operators import of_windows
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
+from harness.collection.steps.training._swin import of_windows
 from tests.rare import rare
 
 

@@ -9,7 +9,8 @@ import torch
 
 from harness.collection.models import MODELS, bert, swin
 from harness.collection.steps.training import _operators, _trainer
-from harness.collection.steps.training._rungs import AMP, FUSED, RESNET, UNSCALE_LOOP
+from harness.collection.steps.training._resnet import RESNET
+from harness.collection.steps.training._rungs import AMP, FUSED, SDPA, UNSCALE_LOOP
 from harness.collection.steps.training._trainer import Trainer
 from tests.rare import rare
 
@@ -94,7 +95,7 @@ def test_torch_s_attention_is_that_of_the_model(model):
     given = module.batch(config, 4, torch.Generator().manual_seed(0), "cpu")
     given = type(given)(*(one.double() if one.is_floating_point() else one for one in given))
     found = []
-    for operators in (None, _operators.torch_attention(config)):
+    for operators in (None, _operators.operators(SDPA, config, torch.device("cpu"))):
         torch.manual_seed(0)
         net = kind(config, operators).double().eval()
         loss = module.loss(net, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -11,8 +12,10 @@ import pytest
 
 import harness
 from harness import paths, source
+from harness.collection.models import MODELS
 from harness.model import Code
 from harness.ops import Catalogue
+from tests.one_test import one_test
 from tests.rare import rare
 
 ROOT = Path(harness.__file__).parents[1]
@@ -178,16 +181,12 @@ def unchanged() -> dict[str, tuple[Code, set[Path]]]:
 OPS = Catalogue()
 EVERY = set(OPS)
 ADDING = {"add_rms_norm", "add_rms_norm_quantize"}
-STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
-STEPS |= {
-    "resnet50_scaling",
-    "bert_scaling",
-    "swin_scaling",
-    "image_pipeline",
-    "llama_train",
-    "llama_scaling",
-    "llama_decode",
-}
+SWIN, BERT = {"swin_train", "swin_scaling", "swin_infer"}, {"bert_train", "bert_scaling"}
+RESNET, LLAMA = (
+    {"resnet50_train", "resnet50_scaling", "image_pipeline"},
+    {"llama_train", "llama_scaling", "llama_decode"},
+)
+STEPS = SWIN | BERT | RESNET | LLAMA
 """Ops of whole models, which run other ops by harness.nn."""
 
 
@@ -198,7 +197,10 @@ STEPS |= {
         ("harness/collection/ops/activation/prelu.py", {"prelu"}),
         ("harness/collection/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
-        rare("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *ADDING, *STEPS}),
+        rare(
+            "kernels/rows/norm.cuh",
+            {"layer_norm", "rms_norm", "layer_norm_window_partition", *ADDING, *SWIN, *BERT, *LLAMA},
+        ),
         (
             "kernels/include/bias.cuh",
             {
@@ -208,13 +210,13 @@ STEPS |= {
                 "two_biases",
                 "linear_bias",
                 "linear_activation",
-                *STEPS,
+                *BERT,
             },
         ),
-        rare("harness/collection/models/swin.py", STEPS),
+        rare("harness/collection/models/swin.py", SWIN),
         rare("harness/collection/nn/_scaler.py", STEPS),
         ("harness/collection/nn/_patch.py", set()),  # it is for users' models
-        rare("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
+        rare("kernels/attention/window_attention.cu", {"window_attention", *SWIN}),
         rare("harness/collection/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
         rare("harness/ops/sheet.py", EVERY),
@@ -228,6 +230,46 @@ STEPS |= {
 def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / file).is_file()
     assert ops_that_change(file, monkeypatch) == ops
+
+
+def needed(op: str) -> set[str]:
+    return {path.name for path in source._needed(OPS[op].file)}
+
+
+OF_A_LLAMA = re.compile(r"_?(cross_entropy|embedding_grad|swiglu|rope|add_rms_norm)\w*[.](py|cuh?)")
+
+
+@one_test("op", sorted(STEPS - LLAMA))
+def test_the_code_of_another_model_has_no_kernel_of_a_llama(op: str) -> None:
+    assert not [name for name in needed(op) if OF_A_LLAMA.fullmatch(name)]
+
+
+@one_test(
+    ("op", "runs", "never"),
+    [
+        ("swin_train", "window_attention window_attention_grad window_partition softmax layer_norm_grad", "dropout"),
+        ("swin_infer", "window_attention_packed layer_norm quantize residual_layer_norm", "dropout"),
+        ("bert_train", "layer_norm softmax softmax_grad bias_dropout_residual dropout_grad", "window_attention"),
+        ("resnet50_train", "bn_add_relu bn_add_relu_grad", "softmax layer_norm dropout window_attention"),
+        ("llama_train", "cross_entropy cross_entropy_in_place swiglu swiglu_grad rope add_rms_norm embedding_grad", ""),
+    ],
+)
+def test_the_code_of_a_model_has_the_kernels_that_its_steps_launch(op: str, runs: str, never: str) -> None:
+    trains = {"adamw", "unscale", "vectors"} if op.endswith("train") else set()
+    found = needed(op)
+    assert found >= {f"{name}.cu" for name in trains.union(runs.split())}
+    assert found.isdisjoint(f"{name}{suffix}" for name in never.split() for suffix in (".cu", ".py"))
+    assert op.startswith("swin") or not [name for name in found if "window_attention" in name]
+
+
+@one_test("op", sorted(STEPS))
+def test_the_code_of_a_step_has_the_files_that_are_found_by_the_name_of_its_model(op: str) -> None:
+    collection = ROOT / "harness" / "collection"
+    modules = {MODELS[str(model)].module for model in OPS[op].choices["model"].values}
+    wanted = {collection / "models" / f"{module}.py" for module in modules}
+    if op != "llama_decode":  # it has no rungs
+        wanted |= {collection / "steps" / "training" / f"_{module}.py" for module in modules}
+    assert wanted <= set(source._needed(OPS[op].file))
 
 
 @pytest.mark.parametrize("room", ["ops", "collection"])

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import DeviceType
 
 from harness import cuda, metrics, units
-from harness.collection import nn
+from harness.collection.nn import _memory
 from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import ACTIVATIONS, ENERGY, PEAK_MEMORY, WEIGHTS
 from harness.ranks import ALONE
@@ -172,7 +172,7 @@ def test_what_earlier_cases_left_is_forgotten_before_it_is_counted(monkeypatch: 
     """In an order in which each gives free what the next one can return."""
     log: list[str] = []
     monkeypatch.setattr(_facts, "gc", SimpleNamespace(collect=lambda: log.append("collect")))
-    monkeypatch.setattr(nn, "forget", lambda: log.append("forget"))
+    monkeypatch.setattr(_memory, "forget", lambda: log.append("forget"))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("workspaces"), raising=False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("cache"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 12.0)

@@ -87,7 +87,7 @@ def test_logits_in_parts_have_the_same_loss_and_gradients(tokens):
 def test_blocks_that_keep_little_are_computed_twice(monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(llama, "swiglu", lambda gate, up: calls.append(0) or torch.nn.functional.silu(gate) * up)
-    monkeypatch.setattr(_llama, "operators", lambda *_: {"swiglu": llama.swiglu})
+    monkeypatch.setattr(_llama, "of_torch", lambda *_: {"swiglu": llama.swiglu})
     for name, times in (("sdpa", 1), ("recompute", 2)):
         calls.clear()
         Trainer(RUNGS[name], SETUP).loss_of_step()

@@ -49,7 +49,7 @@ def _of_device(kind: str) -> tuple[tuple[Entry, ...], ...]:
         return ()  # the device needn't be asked for its name
     try:
         device = device_name(kind)
-    except RuntimeError:  # no driver: somebody makes plans for a GPU that isn't here
+    except Exception:  # no driver, or no GPU that it shows: somebody makes plans for a GPU that isn't here
         return ()
     name = file_name(device)
     own, bundled = kept.read(f"{FOLDER}/{name}"), paths.data(FOLDER) / name

@@ -160,15 +160,18 @@ __device__ __forceinline__ void meet(const Attention& all, const Parts& parts, f
 #pragma unroll 1
   for (unsigned column = threadIdx.x % across, first = 0; first < columns; first += across, column += across) {
     const float4* from = reinterpret_cast<const float4*>(parts.sums + begin * HEAD) + column;
-    const float* factor = factors[column * 4 / HEAD];
+    const float* factor = factors[min(column * 4 / HEAD, heads - 1)];
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
     for (unsigned part = team; part - team < parts.count; part += AT_ONCE * teams) {
       float4 own[AT_ONCE];
 #pragma unroll
       for (unsigned i = 0; i < AT_ONCE; ++i) {
-        const unsigned p = min(part + i * teams, parts.count - 1);
-        if (column < columns) own[i] = load_fresh(from + static_cast<long long>(p) * of_group * (HEAD / 4));
+        const unsigned p = part + i * teams;
+        own[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // an infinity times the share of no part would be no number
+        if (p < parts.count && column < columns) {
+          own[i] = load_fresh(from + static_cast<long long>(p) * of_group * (HEAD / 4));
+        }
       }
       if (first == 0 && part == team) {
         share_parts(factors, parts.extents + begin, of_group, parts.count, heads);

@@ -40,9 +40,14 @@ def test_there_is_no_table_for_a_gpu_that_is_not_here(monkeypatch, request):
         assert plans.entries("cuda") == ()
 
 
-def test_there_is_no_table_where_no_driver_is(monkeypatch, request):
+class NoVisibleGpuError(Exception):
+    """As cuda.core's own, which is no RuntimeError."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Failed to dlopen libcuda.so.1"), NoVisibleGpuError()])
+def test_there_is_no_table_where_no_gpu_can_be_asked(monkeypatch, request, error):
     def device_name(_kind):
-        raise RuntimeError("Failed to dlopen libcuda.so.1")
+        raise error
 
     monkeypatch.setattr(tables, "device_name", device_name)
     request.addfinalizer(plans.forget)

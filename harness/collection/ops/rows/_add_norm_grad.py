@@ -25,6 +25,7 @@ _STATIC = 1024  # bytes of shared memory for sums and barriers, at most
 
 _FEW: dict[str, Value] = {"way": "few", "kept": 1, "resident": 1}
 _FEW_BYTES = 12 * 2**20  # of dy, dsum and x together, up to which rows are few: a quarter of the L2 of an H200
+_FEW_ROWS = 1024  # up to which rows are few, since a block sums its columns over all of them
 _NARROW = 512  # packs of a row up to which a block has fewer of its columns, so that blocks are enough
 
 
@@ -90,9 +91,9 @@ class AddNormGradPlan:
 
 
 def _is_few(case: Case) -> bool:
-    """Whether a row is whole packs, and all rows of all inputs are little beside the L2."""
-    row = case.symbols["N"] * ITEMSIZE[case.dtype]
-    return row % PACK_BYTES == 0 and _ROWS * case.symbols["M"] * row <= _FEW_BYTES
+    """Whether a row is whole packs, rows are few, and all rows of all inputs are little beside the L2."""
+    rows, row = case.symbols["M"], case.symbols["N"] * ITEMSIZE[case.dtype]
+    return row % PACK_BYTES == 0 and rows <= _FEW_ROWS and _ROWS * rows * row <= _FEW_BYTES
 
 
 def few_macros(columns: int, itemsize: int) -> dict[str, int]:
@@ -110,7 +111,7 @@ def _rule(case: Case) -> Plan | None:
 def _refuse(case: Case, plan: Plan) -> str | None:
     if plan["way"] == "few":
         if not _is_few(case):
-            return "these rows are too many bytes, or aren't whole packs"
+            return "these rows are too many, or too many bytes, or aren't whole packs"
         return None if plan == _FEW else "few rows have no other parameter"
     return None if AddNormGradPlan.planned(case, plan) else "there is no room for these rows"
 

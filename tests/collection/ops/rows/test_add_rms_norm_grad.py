@@ -75,6 +75,8 @@ def tuned(rows, columns, dtype="bfloat16"):
         (513, 4096, "bfloat16", "stages"),
         (256, 4096, "float32", "few"),
         (257, 4096, "float32", "stages"),
+        (1024, 2048, "bfloat16", "few"),
+        (1025, 128, "bfloat16", "stages"),  # a block would sum its columns over too many rows
         (5, 100_000, "bfloat16", "few"),  # rows that no plan has room for otherwise
         (0, 8, "float16", "few"),
         (8, 0, "float16", "few"),

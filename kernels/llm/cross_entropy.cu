@@ -12,17 +12,20 @@
 // packs of 16 bytes under way (2). Nothing is needed twice, so nothing of a row is kept: threads need few registers, and
 // their warps meet only at the end of a row. So loads of some warps are under way while other warps compute. Teams that
 // keep rows in registers, as for the gradient, load, compute and exchange sums one after the other. Few rows are spread
-// over more of the chip, by clusters. Rows of an odd vocabulary begin inside of packs.
+// over more of the chip, by clusters; of short rows a block has several, each by lanes of a warp. Rows of an odd vocabulary
+// begin inside of packs.
 //
 // The mean is a kernel of its own, of one block: a sum by atomics would differ from run to run.
 //
 // Macros: as in cross_entropy.cuh, and of `tuned`: THREADS (of a block), UNITS (packs that a thread has under way), RESIDENT
-// (threads that a multiprocessor is to hold at least, which limits registers), CLUSTER (0 or 1: a cluster shares a row).
+// (threads that a multiprocessor is to hold at least, which limits registers), CLUSTER (0 or 1: a cluster shares a row),
+// LANES (that share a row, 16 or 32; 0: a block or a cluster does).
 //
 // What each step gained on an NVIDIA H200 (reports/h200/llm_kernels), bfloat16 M8192-V151936.
 // At least 2.489 GB are read and 32.78 kB written. The ceiling is 530.4 us, by memory.
 //   online: a block a row, one element an access; any length and address
-//   tuned: a block or a cluster a row, which keeps nothing of it; 16 bytes an access, several under way in a thread
+//   tuned: lanes, a block or a cluster a row, which keep nothing of it; 16 bytes an access, several under way in a
+//     thread
 //       541.4 us   98.0% of ceiling  moves 2.489 GB
 
 #include "cross_entropy.cuh"
@@ -81,12 +84,20 @@ extern "C" __global__ void __launch_bounds__(MEAN_BLOCK)
 #if CLUSTER && __CUDA_ARCH__ >= 900  // elsewhere never launched
 using Team = ClusterTeam<THREADS>;
 __device__ __forceinline__ unsigned block_of_team() { return __clusterRelativeBlockRank(); }
+__device__ __forceinline__ unsigned blocks_of_team() { return __clusterSizeInBlocks(); }
+#else
+#if LANES
+using Team = WarpTeam<LANES>;
+static_assert(LANES >= 2 * Pack<T>::SIZE - 2, "a lane has one of the single elements of a row");
 #else
 using Team = BlockTeam<THREADS>;
+#endif
 __device__ __forceinline__ unsigned block_of_team() { return 0; }
+__device__ __forceinline__ unsigned blocks_of_team() { return 1; }
 #endif
 
 using Group = Pack<T>[UNITS];
+constexpr unsigned ACROSS = LANES ? LANES : THREADS;  // threads of a block that share a row
 
 // The larger ones of the elements of two packs. NaN is ignored.
 __device__ __forceinline__ void keep_larger(Pack<float>& a, const Pack<float>& b) {
@@ -138,16 +149,16 @@ struct Online {
 // A thread's packs of a group, the first one at `from`. packs: from there to the end. In whole words, as in rows.cuh.
 __device__ __forceinline__ void load_packs(const uint4* from, unsigned packs, Group& group) {
   uint4(&raw)[UNITS] = reinterpret_cast<uint4(&)[UNITS]>(group);
-  if ((UNITS - 1) * THREADS < packs) {
+  if ((UNITS - 1) * ACROSS < packs) {
 #pragma unroll
-    for (unsigned u = 0; u < UNITS; ++u) raw[u] = load_16<false>(from + u * THREADS);
+    for (unsigned u = 0; u < UNITS; ++u) raw[u] = load_16<false>(from + u * ACROSS);
     return;
   }
   const unsigned word = splat(T(MINUS_INFINITY));
 #pragma unroll
   for (unsigned u = 0; u < UNITS; ++u) {
     raw[u] = make_uint4(word, word, word, word);
-    if (u * THREADS < packs) raw[u] = load_16<false>(from + u * THREADS);
+    if (u * ACROSS < packs) raw[u] = load_16<false>(from + u * ACROSS);
   }
 }
 
@@ -172,21 +183,24 @@ __device__ __forceinline__ unsigned column_of(long long target, unsigned columns
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     cross_entropy_tuned(const T* __restrict__ logits, const long long* __restrict__ targets, float* __restrict__ losses,
-                        float* __restrict__ lse, unsigned columns) {
+                        float* __restrict__ lse, unsigned rows, unsigned columns) {
 #if !CLUSTER || __CUDA_ARCH__ >= 900
   constexpr unsigned SIZE = Pack<T>::SIZE;
-  constexpr int STEP = UNITS * THREADS;
+  constexpr int STEP = UNITS * ACROSS;
   Team team;
   unsigned row = static_cast<unsigned>(team.row());
+  const bool has_row = !LANES || row < rows;
+  if (!has_row) row = rows - 1;  // lanes without a row take part in exchanges
   const unsigned column = team.rank == 0 ? column_of(targets[row], columns) : IGNORED_COLUMN;
   Online online;
   {
     const Parts parts(row, columns);
-    const unsigned share = (parts.packs + team.blocks() - 1) / team.blocks(), first = block_of_team() * share;
-    const uint4* from = reinterpret_cast<const uint4*>(logits + parts.begin + parts.head) + first + threadIdx.x;
+    const unsigned share = (parts.packs + blocks_of_team() - 1) / blocks_of_team(), first = block_of_team() * share;
+    const unsigned place = threadIdx.x % ACROSS;
+    const uint4* from = reinterpret_cast<const uint4*>(logits + parts.begin + parts.head) + first + place;
     const int own = min(share, parts.packs - min(parts.packs, first));
 #pragma unroll 1
-    for (int left = own - threadIdx.x; left > 0; left -= STEP, from += STEP) {
+    for (int left = own - static_cast<int>(place); left > 0; left -= STEP, from += STEP) {
       asm("" : "+l"(from));  // so that a row's last groups don't get a pointer of their own
       Group group;
       load_packs(from, left, group);
@@ -204,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   if (team.rank < columns - after) online.take_one(to_float(x[team.rank + (team.rank < parts.head ? 0 : after)]));
   float both[2] = {online.most, online.sum};
   team.template all<Exponentials>(both);
-  if (team.rank == 0) {
+  if (team.rank == 0 && has_row) {
     lse[row] = log_of(both);
     losses[row] = column < columns ? loss_of(both, of_target) : column == IGNORED_COLUMN ? 0.0f : NO_NUMBER;
   }

@@ -51,7 +51,9 @@ LENGTHS = [("bfloat16", 50_257), rare("float16", 4096), rare("float32", 5003)]
     ("dtype", "columns", "plan"),
     [
         ("bfloat16", 50_257, None),
+        ("bfloat16", 250, None),  # lanes of a warp share a row
         *(rare(dtype, columns, None) for dtype, columns in (("float16", 4096), ("float32", 5003), ("bfloat16", 5))),
+        *(rare(dtype, columns, None) for dtype, columns in (("bfloat16", 1001), ("float16", 256), ("float32", 129))),
         rare("bfloat16", 50_257, {"threads": 256, "units": 4, "resident": 2048, "cluster": 4}),
         rare("float16", 33_001, {"threads": 64, "units": 3, "resident": 1024, "cluster": 8}),
         rare("float32", 5003, {"threads": 128, "units": 1, "resident": 2048, "cluster": 2}),

@@ -1,7 +1,8 @@
 """The plans of cross_entropy/tuned, whose threads read rows and keep nothing of them. Twin of cross_entropy.cu.
 
 threads: of a block. units: packs of 16 bytes that a thread has under way. resident: threads that a multiprocessor is to
-hold, which limits the registers of a thread. cluster: blocks that share a row.
+hold, which limits the registers of a thread. cluster: blocks that share a row. Of short rows a block has several: lanes
+of a warp share each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from harness.ops import ITEMSIZE, Built, Plan, Tuning
 _EVERY_THREADS, _EVERY_UNITS, _EVERY_CLUSTER = (64, 128, 256, 512, 1024), (1, 2, 3, 4, 6, 8), (1, 2, 4, MOST_BLOCKS)
 _FEWER_RESIDENT = (1024, 1536)  # besides all that a multiprocessor has room for: threads with more registers
 _FEWEST_THREADS, _MOST_THREADS, _UNITS = 64, 512, 4  # of the rule
+_SHORT, _HALF_WARP, _SHORT_THREADS = 128, 32, 128  # packs of a row for a warp, for half of one; threads of its block
 _FEWEST_PACKS = 256  # of a row for each of several blocks that share it, by the rule
 _MOST_COLUMNS, _GRID = 2**31 - 1, 2**31 - 1
 
@@ -26,6 +28,12 @@ def _packs(case: Case) -> int:
     return case.symbols["V"] * ITEMSIZE[case.dtype] // PACK_BYTES
 
 
+def lanes_of(case: Case) -> int:
+    """Lanes of a warp that share a short row; 0 for a row that a block or a cluster has."""
+    packs = _packs(case)
+    return 0 if packs > _SHORT else WARP if packs > _HALF_WARP else WARP // 2
+
+
 def _room() -> int:
     """Threads that a multiprocessor has room for."""
     return cuda.resident_threads() // cuda.multiprocessors()
@@ -33,7 +41,8 @@ def _room() -> int:
 
 def _clusters(case: Case) -> list[int]:
     """How many blocks may share a row: each one has a warp's packs of it."""
-    return [size for size in _EVERY_CLUSTER if size == 1 or (cuda.has_clusters() and size * WARP <= _packs(case))]
+    has_several = cuda.has_clusters() and not lanes_of(case)
+    return [size for size in _EVERY_CLUSTER if size == 1 or (has_several and size * WARP <= _packs(case))]
 
 
 def _parameters(case: Case) -> dict[str, Sequence[Value]]:
@@ -56,8 +65,9 @@ def _rule(case: Case) -> Plan | None:
     wide = [size for size in _clusters(case) if rows * size <= half and size * _FEWEST_PACKS <= packs]
     cluster = max(wide, default=1)
     share = blocks(packs, cluster)
-    threads = max(_FEWEST_THREADS, min(_MOST_THREADS, power_of_2_from(blocks(share, _UNITS))))
-    units = max(1, min(_UNITS, blocks(share, threads)))
+    lanes, threads = lanes_of(case), max(_FEWEST_THREADS, min(_MOST_THREADS, power_of_2_from(blocks(share, _UNITS))))
+    threads = _SHORT_THREADS if lanes else threads
+    units = max(1, min(_UNITS, blocks(share, lanes or threads)))
     plan = {"threads": threads, "units": units, "resident": _room(), "cluster": cluster}
     return None if _too_large(case, plan) else plan
 
@@ -71,22 +81,31 @@ def _too_large(case: Case, plan: Plan) -> str | None:
 def _refuse(case: Case, plan: Plan) -> str | None:
     """Why a plan can't be taken, or would only leave threads without work."""
     threads, units, resident, cluster = (int(plan[name]) for name in ("threads", "units", "resident", "cluster"))
-    share = blocks(_packs(case), cluster)
+    share, lanes = blocks(_packs(case), cluster), lanes_of(case)
     if resident % threads:
         return f"blocks of {threads} threads don't fill {resident}"
-    if threads > max(_FEWEST_THREADS, power_of_2_from(share)) or (units > 1 and (units - 1) * threads >= share):
+    if lanes and threads > _MOST_THREADS:
+        return f"blocks of short rows have {_MOST_THREADS} threads at most"
+    across = lanes or threads
+    if across > max(_FEWEST_THREADS, power_of_2_from(share)) or (units > 1 and (units - 1) * across >= share):
         return "some threads would have nothing to do"
     return _too_large(case, plan)
 
 
-def macros(plan: Plan) -> dict[str, str | int]:
+def macros(case: Case, plan: Plan) -> dict[str, str | int]:
     """Macros that the kernel is compiled with."""
     of_threads = {name.upper(): int(plan[name]) for name in ("threads", "units", "resident")}
-    return {**of_threads, "CLUSTER": int(int(plan["cluster"]) > 1)}
+    return {**of_threads, "CLUSTER": int(int(plan["cluster"]) > 1), "LANES": lanes_of(case)}
+
+
+def grid(case: Case, plan: Plan) -> int:
+    """Blocks of a launch."""
+    rows, lanes = case.symbols["M"], lanes_of(case)
+    return blocks(rows * lanes, int(plan["threads"])) if lanes else rows * int(plan["cluster"])
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    own = {"SCALAR": CUDA_TYPE[case.dtype], **macros(plan)}
+    own = {"SCALAR": CUDA_TYPE[case.dtype], **macros(case, plan)}
     threads, cluster = int(plan["threads"]), int(plan["cluster"])
     yield Built("cross_entropy.cu", "cross_entropy_tuned", own, threads, cluster=cluster)
 

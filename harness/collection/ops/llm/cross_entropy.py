@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.elementwise import ANY, aligned
 from harness.collection.ops.llm import _cross_entropy as shared
-from harness.collection.ops.llm._cross_entropy_plan import TUNING, macros
+from harness.collection.ops.llm._cross_entropy_plan import TUNING, grid, macros
 from harness.model import Traffic
 from harness.ops import Compile, Context, Expected, Launch, Op, Plan, Symbols, Tensor, Tensors, compiled_variants
 
@@ -135,7 +135,7 @@ def online(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "a block or a cluster a row, which keeps nothing of it; 16 bytes an access, several under way in a thread",
+    "lanes, a block or a cluster a row, which keep nothing of it; 16 bytes an access, several under way in a thread",
     tuning=TUNING,
 )
 def tuned(ctx: Context) -> Launch:
@@ -151,12 +151,13 @@ def tuned(ctx: Context) -> Launch:
 
 def _streamed(ctx: Context, plan: Plan, tensors: shared.Arguments, fallback: Launch) -> Launch:
     """The kernel `tuned`, which takes rows of any length whose matrix begins on 16 bytes."""
-    kernel, threads, cluster = shared.kernel(ctx, "tuned", **macros(plan)), int(plan["threads"]), int(plan["cluster"])
-    grid, columns, together = ctx.s.M * cluster, ctypes.c_uint32(ctx.s.V), cluster if cluster > 1 else None
+    kernel, threads = shared.kernel(ctx, "tuned", **macros(ctx.case, plan)), int(plan["threads"])
+    sizes, cluster = (ctypes.c_uint32(ctx.s.M), ctypes.c_uint32(ctx.s.V)), int(plan["cluster"])
+    started, together = grid(ctx.case, plan), cluster if cluster > 1 else None
 
     def launch(t: Tensors) -> None:
         if aligned(t.logits):
-            kernel(grid, threads, *tensors(t), columns, cluster=together)
+            kernel(started, threads, *tensors(t), *sizes, cluster=together)
         else:
             fallback(t)
 

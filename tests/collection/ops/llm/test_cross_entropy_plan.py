@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from harness.collection.ops.chip import MOST_BLOCKS, WARP
+from harness.collection.ops.llm._cross_entropy_plan import grid, lanes_of
 from harness.collection.ops.llm.cross_entropy import OP
 from harness.cuda import assuming
 from harness.cuda.assumed import KNOWN, Gpu
@@ -85,8 +86,23 @@ def test_long_rows_take_whole_blocks_and_short_rows_small_ones() -> None:
         for columns in (32_000, 50_257, 128_256, 262_144):
             plan = {"threads": 512, "units": 4, "resident": 2048, "cluster": 1}
             assert TUNING.rule(case_of(8192, columns)) == plan
-        assert TUNING.rule(case_of(8192, 1000))["threads"] == 64
-        assert TUNING.rule(case_of(8192, 1000))["units"] == 2
+        assert TUNING.rule(case_of(8192, 2000))["threads"] == 64
+        assert TUNING.rule(case_of(8192, 2000))["units"] == 4
+
+
+def test_a_block_has_several_short_rows() -> None:
+    for columns, dtype, lanes, units, rows in (
+        (1, "bfloat16", 16, 1, 8),
+        (256, "bfloat16", 16, 2, 8),
+        (257, "float32", 32, 2, 4),
+        (1000, "bfloat16", 32, 4, 4),
+        (1032, "bfloat16", 0, 3, 1),
+    ):
+        with assuming(KNOWN["sm_90"]):
+            case = case_of(65_537, columns, dtype)
+            plan = TUNING.rule(case)
+        assert (lanes_of(case), plan["units"]) == (lanes, units), columns
+        assert grid(case, plan) == -(-65_537 // rows), columns
 
 
 def test_sizes_that_32_bits_cannot_number_have_no_plan() -> None:
@@ -97,10 +113,14 @@ def test_sizes_that_32_bits_cannot_number_have_no_plan() -> None:
 
 def test_a_plan_that_leaves_threads_without_work_is_refused() -> None:
     with assuming(KNOWN["sm_90"]):
-        case = case_of(8192, 1000)  # 125 packs
+        case = case_of(8192, 2000)  # 250 packs
         plan = dict(TUNING.rule(case))
-        for bad in ({"threads": 256}, {"units": 3}):
+        for bad in ({"threads": 512}, {"units": 6}):
             assert "nothing to do" in TUNING.obstacle(case, {**plan, **bad}), bad
+        short = case_of(8192, 500)  # 63 packs for a warp's lanes
+        own = dict(TUNING.rule(short))
+        assert "nothing to do" in TUNING.obstacle(short, {**own, "units": 3})
+        assert "512 threads at most" in TUNING.obstacle(short, {**own, "threads": 1024})
         assert "don't fill 1536" in TUNING.obstacle(case_of(8192, 50_257), {**plan, "threads": 1024, "resident": 1536})
-        assert "cluster can't be 4" in TUNING.obstacle(case, {**plan, "cluster": 4})
+        assert "cluster can't be 4" in TUNING.obstacle(short, {**own, "cluster": 4})
         assert "fewer blocks" in TUNING.obstacle(case_of(2**30, 50_257), {**plan, "cluster": 2})

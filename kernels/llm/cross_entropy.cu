@@ -78,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(MEAN_BLOCK)
 
 #else
 
-// 2. A block, or each block of a cluster, reads its contiguous part of a row in groups of packs. Each thread keeps the sum
-// below its largest logit so far.
+// 2. Lanes of a warp, a block, or each block of a cluster read their contiguous part of a row in groups of packs. Each
+// thread keeps the sum below its largest logit so far.
 
 #if CLUSTER && __CUDA_ARCH__ >= 900  // elsewhere never launched
 using Team = ClusterTeam<THREADS>;

@@ -239,12 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
     }
   }
-  const T *const key = kept.keys + Kept::place(kept.last, 0), *const value = kept.values + Kept::place(kept.last, 0);
 #pragma unroll 1
-  for (unsigned r = 0; r < AHEAD; ++r) {
-    copy_last(ring + r * SLOT, kept, first + r * STRIDE, key, value,
-              [](const uint4* from) { return load_fresh(from); });
-  }
+  for (unsigned r = 0; r < AHEAD; ++r) copy_last(ring + r * SLOT, kept, first + r * STRIDE);
   close_copies();
   Softmax softmax;
   unsigned slot = 0;

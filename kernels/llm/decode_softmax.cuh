@@ -54,7 +54,7 @@ struct Step {
   uint4 keys[CHUNKS][2], values[WIDE][4];
 };
 
-// Tokens of a step: the last one of all may be another kernel's, and come when that kernel has ended.
+// Tokens of a step: the last one of all is another kernel's, and comes when that kernel has ended.
 enum Tokens { ALL, BUT_LAST };
 
 // The keys and values of a group. Tokens before `end` are the block's. `last`: the last token of all.

@@ -31,7 +31,7 @@ __device__ __forceinline__ void for_packs(uint4* slot, unsigned first, Bring bri
   }
 }
 
-// Begins to copy a step from the cache: all of it, or all but the last token of the sequence, which is another's to make.
+// Begins to copy a step: all of it, or all but the last token of the sequence, which the kernel in front makes.
 template <Tokens Which>
 __device__ __forceinline__ void copy_step(uint4* slot, const Kept& kept, unsigned first) {
   for_packs(slot, first, [&](uint4* to, unsigned which, unsigned token, unsigned element) {
@@ -44,14 +44,12 @@ __device__ __forceinline__ void copy_step(uint4* slot, const Kept& kept, unsigne
   });
 }
 
-// Copies the last token to its step, if the step has it. key, value: its own, which load(address) reads.
-template <typename Load>
-__device__ __forceinline__ void copy_last(uint4* slot, const Kept& kept, unsigned first, const T* key, const T* value,
-                                          Load load) {
+// Copies the last token to its step, if the step has it: the kernel in front has made it.
+__device__ __forceinline__ void copy_last(uint4* slot, const Kept& kept, unsigned first) {
   if (first > kept.last || kept.last >= min(first + KEYS, kept.end)) return;
   for_packs(slot, first, [&](uint4* to, unsigned which, unsigned token, unsigned element) {
     if (token != kept.last || element >= HEAD) return;
-    *to = load(reinterpret_cast<const uint4*>((which ? value : key) + element));
+    *to = load_fresh(reinterpret_cast<const uint4*>((which ? kept.values : kept.keys) + Kept::place(token, element)));
   });
 }
 

@@ -22,11 +22,12 @@
 //    (few_rows_apart.cuh), so that a stage costs no barrier. There float32 products are few enough: eight for 16 bytes and
 //    row of x. Copies of 16 bytes were faster than bulk copies where both were tried, on an H200. Several blocks share a
 //    multiprocessor, so that one multiplies while another adds up its sums. Where x is so long that only one block would
-//    fit, the ring and the tensor cores do the work, as for more rows.
+//    fit, the ring and the tensor cores do the work, as for more rows; but one long row of a small product has one block
+//    of twice as many threads.
 //
-// Two ways to keep memory busy until a kernel may read what the kernel before wrote were tried on an H200 and were slower;
-// no committed run has them. One was bulk prefetches of more weights to the L2. The other was counters of blocks that are
-// done, to wait for in place of the kernel's end.
+// Three ways to keep memory busy until a kernel may read what the kernel before wrote were tried on an H200 and were slower;
+// no committed run has them: bulk prefetches of more weights to the L2; counters of blocks that are done, to wait for in
+// place of the kernel's end; one kernel for the whole step, whose blocks stay and hand vectors to each other.
 //
 // Macros: SCALAR (__half, __nv_bfloat16). FORM: 0 plain, 1 with an RMSNorm of x, 2 plus a residual, 3 with an RMSNorm and
 // as a gate, y = silu(gate) * up. Macros of `tuned`: as in few_rows.cuh.

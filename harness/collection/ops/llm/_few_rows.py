@@ -128,9 +128,10 @@ def rule(product: FewRowsProduct, chip: Chip) -> Plan | None:
 def _apart(product: FewRowsProduct, chip: Chip) -> Plan | None:
     """Threads with columns of their own; None where a multiprocessor has room for one block, but for one long row.
 
-    As many blocks as there is room for make a large product fastest. A small one is fastest, as a kernel of a chain on
-    an H200, with a block fewer on each multiprocessor: there the next kernel's blocks find room, and ask for their
-    weights early. For the same reason one long row has one large block.
+    As many blocks as there is room for make a large product fastest. A small product of one row, as a kernel of a
+    chain, has a block fewer on each multiprocessor: there the next kernel's blocks find room, and ask for their weights
+    early. For the same reason one long row has one large block. Both were fastest in a step of a Llama 1B on an H200,
+    in a trial of all plans that no committed run has.
     """
     for at_once in product.apart:
         is_small = at_once == 1 and blocks(product.pairs, PAIRS) <= _SMALL * chip.multiprocessors

@@ -53,7 +53,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
     The mask follows torch's generator of the device, of which each call takes one number. So torch.manual_seed() and
     torch.cuda.set_rng_state() repeat masks, torch.utils.checkpoint computes the same mask anew, a training that is
     resumed with the saved state of the generator goes on bit by bit, and a graph draws anew at each replay. The mask
-    isn't the one that torch's dropout draws. The share is the nearest one to p that 16 bits hold.
+    isn't the one that torch's dropout draws; and on a GPU a transform of torch.func, or a graph, has another mask than
+    a plain call after the same seed. The share is the nearest one to p that 16 bits hold.
     inplace: also copy the result to x. That saves no memory, since our kernels have no way in place.
     Raises ValueError for p below 0 or above 1, or for integers.
 

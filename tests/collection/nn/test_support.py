@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 import torch
 
 from harness import nn
-from harness.collection.nn import _kernels
-from tests.collection.nn.examples import EXAMPLES, VARIANTS
+from harness.collection.nn import _dropout, _kernels
+from tests.collection.nn.examples import EXAMPLES, VARIANTS, mask
 from tests.collection.nn.features import FEATURES, Row, outcome, rows
 from tests.rare import rare
 
@@ -98,7 +98,32 @@ def test_other_ways_to_call_a_function_are_right(name, features, played):
     assert {*made.values()} <= {"kernel", "torch"}, made
 
 
+class _OneByOne:
+    """Numbers of dropout as transforms and graphs draw them from torch's generator, one in a kernel."""
+
+    def __init__(self, _device: int, seed: int, part: int, _stream: int) -> None:
+        self._seed, self._first = seed, part * _dropout._TOGETHER
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(self._seed)
+        generator.set_offset((self._first + place) * _dropout._OFFSET)
+        return torch.empty(1, dtype=torch.int64, device="cuda").random_(_dropout._NUMBERS, generator=generator)
+
+
+@pytest.fixture
+def alike_in_transforms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A call has the same mask in a transform or a graph as without, so that one mask is right for all features.
+
+    On a GPU calls have numbers that were drawn together otherwise; test_launches_on_the_gpu.py has them.
+    """
+    monkeypatch.setattr(_dropout, "_drawn_together", _OneByOne)
+    mask.cache_clear()
+    yield
+    mask.cache_clear()
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alike_in_transforms")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_ways_to_call_a_function_are_right_on_a_gpu(name):
     made = other_outcomes(name, "cuda", lambda: sum(_kernels.LAUNCHED.values()))
@@ -106,6 +131,7 @@ def test_other_ways_to_call_a_function_are_right_on_a_gpu(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("alike_in_transforms")
 @pytest.mark.parametrize("feature", FEATURES)
 def test_what_happens_on_a_gpu_is_what_the_page_says(feature):
     assert not misfits(ROWS[feature], "cuda", lambda: sum(_kernels.LAUNCHED.values()))

@@ -6,6 +6,7 @@ dy: (T, H), a row for each token; ids: (T,), int64; dweight: (V, H).
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ _ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blo
 _GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
+_APART = 0.618  # of all ids, by which those of neighbouring rows lie apart: the golden ratio, which repeats latest
 _MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
@@ -167,6 +169,14 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
     return count, max(1, blocks(vocabulary, count))
 
 
+def spread_of(vocabulary: int) -> int:
+    """By what a row's number is multiplied to give its id, modulo the vocabulary: each id once, and neighbours apart."""
+    factor = max(1, int(vocabulary * _APART))
+    while math.gcd(factor, vocabulary) > 1:
+        factor += 1
+    return factor
+
+
 @OP.variant("tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many)
 def tuned(ctx: Context) -> Launch:
     """The sums are in the order of the tokens, so results repeat bit by bit."""
@@ -213,7 +223,7 @@ def _summed(ctx: Context, grouped: _Grouped, *, singles: bool) -> Launch:
     partial = torch.empty((windows, ctx.s.H), dtype=torch.float32, device=ctx.device) if windows else None
     grid = windows, blocks(chunks, _ROW_THREADS)
     rows = min(ctx.s.V, cuda.multiprocessors() * _ROW_BLOCKS) if ctx.s.H else 0
-    sizes = ctypes.c_uint32(ctx.s.V), columns
+    sizes = ctypes.c_uint32(ctx.s.V), columns, ctypes.c_uint32(spread_of(ctx.s.V))
 
     def launch(t: Tensors) -> None:
         of_windows(grid, _ROW_THREADS, t.dy, t.ids, grouped.order, grouped.counted, partial, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.embedding_grad import OP, groups_of, window_of
+from harness.collection.ops.llm.embedding_grad import OP, groups_of, spread_of, window_of
 from harness.model import Case
 from tests.one_test import one_test
 
@@ -55,3 +55,14 @@ def test_what_32_bits_cannot_count_is_told():
         Case("embedding_grad", "tuned", "float32", (("T", 2**31), ("V", 1), ("H", 1)))
     )
     assert reason == "counts in 32 bits: T must be below 2147483648"
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 64, 1000, 32_000, 50_257])
+def test_rows_are_written_once_each_and_those_of_neighbours_apart(vocabulary: int) -> None:
+    factor = spread_of(vocabulary)
+    ids = [number * factor % vocabulary for number in range(vocabulary)]
+    assert {*ids} == {*range(vocabulary)}
+    if vocabulary >= 64:
+        # The first hundredth of all rows has ids of all sizes.
+        first = sorted(ids[: max(8, vocabulary // 100)])
+        assert max(after - before for before, after in zip(first, first[1:], strict=False)) < vocabulary / 4

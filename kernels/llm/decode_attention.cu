@@ -7,12 +7,11 @@
 // 1. A warp has a head of queries, and takes one key after the other (`fused`). Keys are read H / G times, and there are
 //    no more warps than heads: 32 of them for one sequence.
 // 2. A block has a head of keys with all its queries, and a part of the tokens (`tuned`). A warp takes 16 keys and values
-//    at a time, as the tensor cores multiply them: up to eight heads of queries are rows, keys are columns. The order of
-//    elements in a product doesn't matter if both operands have the same, so keys and values come from memory as they
-//    are, 16 bytes a copy. AHEAD times 16 of them are under way to shared memory (decode_tokens.cuh). Each warp has a
-//    softmax of its own, with the largest score so far; at the end the warps of a block meet in shared memory. Parts of a
-//    sequence meet in memory: the block that ends last adds them up, all of its threads at once, since nothing but the
-//    memory's latency counts there.
+//    at a time, as the tensor cores multiply them: keys, and then elements of values, are rows; up to eight heads of
+//    queries are columns. AHEAD times 16 keys and values are under way to shared memory, 16 bytes a copy
+//    (decode_tokens.cuh). Each warp has a softmax of its own (decode_softmax.cuh); at the end the warps of a block meet
+//    in shared memory. Parts of a sequence meet in memory: the block that ends last adds them up, all of its threads at
+//    once, since nothing but the memory's latency counts there.
 //
 // As a kernel of a chain (dependent.cuh) it asks for the first keys and values before the kernel in front has ended, but
 // for the last token's, which that kernel makes.
@@ -76,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (unsigned p = 0; p < PARTS; ++p) {
       if (lane + p * WARP < HEAD) score = fmaf(query[p], to_float(load_fresh(keys + row + p * WARP)), score);
     }
-    score = sum_of<WARP>(score);
+    score = sum_of(score);
     const float before = largest;
     largest = fmaxf(largest, score);
     const float kept = power_of_2(before - largest), share = power_of_2(score - largest);
@@ -136,13 +135,13 @@ __device__ __forceinline__ void share_parts(float (&factors)[HEADS][MOST_PARTS],
       own[i] = part < count ? load_fresh(extents + part * of_group + head) : make_float2(NONE, 0.0f);
       largest = fmaxf(largest, own[i].x);
     }
-    largest = largest_of<WARP>(largest);
+    largest = largest_of(largest);
 #pragma unroll
     for (unsigned i = 0; i < MOST_PARTS / WARP; ++i) {
       own[i].x = power_of_2(own[i].x - largest);
       sum = fmaf(own[i].y, own[i].x, sum);
     }
-    sum = sum_of<WARP>(sum);
+    sum = sum_of(sum);
 #pragma unroll
     for (unsigned i = 0; i < MOST_PARTS / WARP; ++i) factors[head][lane + i * WARP] = own[i].x / sum;
   }
@@ -208,51 +207,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     decode_attention_tuned(const T* q, const T* keys, const T* values, T* y, float* sums_of_parts,
                            float2* extents_of_parts, unsigned* ended, unsigned heads, unsigned groups, unsigned tokens,
                            unsigned count, unsigned tokens_of_part, float scale) {
-  extern __shared__ uint4 dynamic[];
+  alignas(128) extern __shared__ uint4 dynamic[];
   __shared__ alignas(16) Meeting meeting;
   const Attention all{q, keys, values, y, heads, groups, tokens, scale};
   const Parts parts{sums_of_parts, extents_of_parts, ended, count};
   const unsigned group = blockIdx.x / count, part = blockIdx.x % count, lane = threadIdx.x % WARP;
   const unsigned of_group = all.heads_of_group(), first_head = blockIdx.y * HEADS;
   const unsigned here = min(HEADS, of_group - first_head);
-  const unsigned end = min(tokens, (part + 1) * tokens_of_part);
-  const Kept kept{keys + all.begin(group), values + all.begin(group), end, tokens - 1};
+  const unsigned end = min(tokens, (part + 1) * tokens_of_part), last = tokens - 1;
+  const T *const own_keys = keys + all.begin(group), *const own_values = values + all.begin(group);
   // The place in a tensor (B, H, D), in elements: groups of all sequences follow each other.
   const long long own = (static_cast<long long>(group) * of_group + first_head) * HEAD;
 
-  constexpr unsigned STRIDE = WARPS * KEYS;
   unsigned first = part * tokens_of_part + threadIdx.x / WARP * KEYS;
-  uint4* const ring = dynamic + threadIdx.x / WARP * (AHEAD * SLOT);
+  const long long begin = static_cast<long long>(first) * HEAD;
+  Coming coming(own_keys + begin, own_values + begin, first, end, last);
+  uint4* const own_ring = dynamic + threadIdx.x / WARP * (AHEAD * SLOT / PACK_BYTES);
+  const unsigned ring = shared_address(own_ring);
   let_next_begin();
-#pragma unroll
+#pragma unroll 1
   for (unsigned r = 0; r < AHEAD; ++r) {
     if (r) close_copies();
-    copy_step<BUT_LAST>(ring + r * SLOT, kept, first + r * STRIDE);
+    coming.copy_step<BUT_LAST>(ring + r * SLOT);
   }
   wait_for_before();
 
-  uint4 query[CHUNKS];
+  // Of a product's operand: column lane / 4, two neighbours of each eight elements.
+  unsigned query[TILES][2] = {};
+  if (lane / 4 < here) {
+    const unsigned* const from = reinterpret_cast<const unsigned*>(q + own + lane / 4 * HEAD) + lane % 4;
 #pragma unroll
-  for (unsigned j = 0; j < CHUNKS; ++j) {
-    query[j] = make_uint4(0, 0, 0, 0);
-    if (lane / 4 < here && Kept::of_key(j) < HEAD) {
-      query[j] = load_fresh(reinterpret_cast<const uint4*>(q + own + lane / 4 * HEAD + Kept::of_key(j)));
-    }
+    for (unsigned i = 0; i < PACKS; ++i) query[i / 2][i % 2] = load_fresh(from + i * (SIZE / 2));
   }
 #pragma unroll 1
-  for (unsigned r = 0; r < AHEAD; ++r) copy_last(ring + r * SLOT, kept, first + r * STRIDE);
+  for (unsigned r = 0; r < AHEAD; ++r) {
+    copy_last(own_ring + r * (SLOT / PACK_BYTES), own_keys, own_values, first + r * STRIDE, end, last);
+  }
   close_copies();
   Softmax softmax;
-  unsigned slot = 0;
+  const Places places;
+  unsigned slot = ring;
 #pragma unroll 1
   for (; first < end; first += STRIDE) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-    uint4* const place = ring + slot * SLOT;
-    const Step step = take_step(place);
-    copy_step<ALL>(place, kept, first + AHEAD * STRIDE);
+    const Step step = take_step(slot, places);
+    coming.copy_step<ALL>(slot);
     close_copies();
-    softmax.add(step, query, first, end, scale);
-    slot = slot + 1 == AHEAD ? 0 : slot + 1;
+    softmax.add(step, query, end - first, scale);
+    slot = slot == ring + (AHEAD - 1) * SLOT ? ring : slot + SLOT;
   }
   meeting.put(softmax, here);
   __syncthreads();

@@ -1,13 +1,13 @@
 // What a warp keeps of tokens and of their softmax, for decode_attention.cu, which has the story.
 //
-// With r = lane / 4 and c = lane % 4, a lane has of each step of 16 keys
+// Both products (mma.cuh) have heads of queries in columns. Rows are
 //
-//     keys r and r + 8: elements 32 j + 8 c to 32 j + 8 c + 7, rows of the first product's B, for each j < CHUNKS
-//     values 2 c, 2 c + 1, 2 c + 8, 2 c + 9: elements 64 j + 8 r to 64 j + 8 r + 7. Element e of these eight belongs to
-//     column r of the second product number 8 j + e
+//     of scores: keys, the 16 of a step; 16 elements are multiplied at a time
+//     of sums: elements of values, 16 at a time; shares of the step's tokens are multiplied with them
 //
-// and its results are elements 64 j + 16 c to 64 j + 16 c + 15 of head r. Heads of queries are the rows of A. Its other
-// eight rows are zeros.
+// With r = lane / 4 and c = lane % 4, a lane has scores of tokens r and r + 8 for heads 2 c and 2 c + 1, and sums of
+// elements r and r + 8 of each 16 for the same heads. The second product takes shares of tokens 2 c, 2 c + 1, 2 c + 8
+// and 2 c + 9 for head r, so lanes exchange shares in between.
 //
 // Macros: HEAD and WARPS, as in decode_attention.cu.
 #pragma once
@@ -22,16 +22,19 @@ using T = SCALAR;
 constexpr float NONE = -1.0e30f;  // lower than any score, and finite
 [[maybe_unused]] constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 
-template <unsigned Lanes>
+// Of the lanes that are a multiple of `Apart` away, a power of 2.
+template <unsigned Apart = 1>
 __device__ __forceinline__ float sum_of(float value) {
 #pragma unroll
-  for (unsigned step = Lanes / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+  for (unsigned step = WARP / 2; step >= Apart; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
   return value;
 }
-template <unsigned Lanes>
+template <unsigned Apart = 1>
 __device__ __forceinline__ float largest_of(float value) {
 #pragma unroll
-  for (unsigned step = Lanes / 2; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, step));
+  for (unsigned step = WARP / 2; step >= Apart; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, step));
+  }
   return value;
 }
 __device__ __forceinline__ float power_of_2(float x) {
@@ -42,102 +45,99 @@ __device__ __forceinline__ float power_of_2(float x) {
 
 #ifdef WARPS
 constexpr unsigned THREADS = WARPS * WARP;
-constexpr unsigned KEYS = 16;                  // of a step
-constexpr unsigned HEADS = 8;                  // of queries, of a block
-constexpr unsigned SIZE = Pack<T>::SIZE;       // elements of a load
-constexpr unsigned CHUNKS = (HEAD + 31) / 32;  // of 32 elements
-constexpr unsigned WIDE = (HEAD + 63) / 64;    // of 64 elements
-constexpr unsigned MOST_PARTS = 128;           // of a sequence
+constexpr unsigned KEYS = 16;                // of a step
+constexpr unsigned HEADS = 8;                // of queries, of a block
+constexpr unsigned SIZE = Pack<T>::SIZE;     // elements of a copy
+constexpr unsigned PACKS = HEAD / SIZE;      // of a row
+constexpr unsigned TILES = (PACKS + 1) / 2;  // of 16 elements
+constexpr unsigned MOST_PARTS = 128;         // of a sequence
+constexpr float SLACK = 8.0f;                // a share is at most 2 to this power
 
-// A lane's keys and values of a step.
+static_assert(HEAD % SIZE == 0, "rows are whole packs");
+
+// A lane's operands of a step.
 struct Step {
-  uint4 keys[CHUNKS][2], values[WIDE][4];
+  unsigned keys[TILES][4], values[TILES][4];
 };
 
-// Tokens of a step: the last one of all is another kernel's, and comes when that kernel has ended.
-enum Tokens { ALL, BUT_LAST };
+// A matrix of 8 x 8 halves in a warp's registers, with rows and columns exchanged: a lane gives columns 2 c and 2 c + 1
+// of row r, and gets rows 2 c and 2 c + 1 of column r.
+__device__ __forceinline__ unsigned transposed(unsigned pair) {
+  unsigned other;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+  return other;
+}
 
-// The keys and values of a group. Tokens before `end` are the block's. `last`: the last token of all.
-struct Kept {
-  const T *keys, *values;
-  unsigned end, last;
-
-  static __device__ __forceinline__ unsigned value(unsigned first, unsigned i) {
-    return first + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
-  }
-  static __device__ __forceinline__ unsigned of_key(unsigned j) { return j * 32 + threadIdx.x % 4 * SIZE; }
-  static __device__ __forceinline__ unsigned of_value(unsigned j) { return j * 64 + threadIdx.x % WARP / 4 * SIZE; }
-  static __device__ __forceinline__ long long place(unsigned token, unsigned element) {
-    return static_cast<long long>(token) * HEAD + element;
-  }
-};
-
-// What a warp, a block or a part has: for each head the largest score, the sum of powers, and sums of values.
+// What a warp has of heads 2 c and 2 c + 1: the score that others are compared with, the sum of powers, and sums of
+// values. Only when a score is larger by more than SLACK, lanes look for the largest, and multiply what they have by a
+// power of 2.
 struct Softmax {
-  float largest = NONE, sum = 0.0f;  // of the lane's head; `sum` of the lane's keys
-  float sums[WIDE * 8][4] = {};      // [.][0] and [.][1] are the lane's; the others belong to rows of zeros
+  float largest[2] = {NONE, NONE};
+  float sum[2] = {};          // of the lane's tokens
+  float sums[TILES][4] = {};  // element r of both heads, then element r + 8
 
-  __device__ __forceinline__ void add(const Step& step, const uint4 (&query)[CHUNKS], unsigned first, unsigned end,
+  // Adds the first `count` tokens of a step, or all. scale: of scores.
+  __device__ __forceinline__ void add(const Step& step, const unsigned (&query)[TILES][2], unsigned count,
                                       float scale) {
-    float scores[2][4] = {};
+    float scores[4] = {};  // token r of both heads, then token r + 8
 #pragma unroll
-    for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned i = 0; i < 2; ++i) {
-        const uint4& key = step.keys[j][i];
-        multiply_add<T>(scores[i], {query[j].x, 0, query[j].y, 0}, {key.x, key.y});
-        multiply_add<T>(scores[i], {query[j].z, 0, query[j].w, 0}, {key.z, key.w});
-      }
+    for (unsigned n = 0; n < TILES; ++n) {
+      const bool is_half = PACKS % 2 && n == TILES - 1;
+      const unsigned(&own)[4] = step.keys[n];
+      multiply_add<T>(scores, {own[0], own[1], is_half ? 0 : own[2], is_half ? 0 : own[3]}, query[n]);
     }
-    float now = largest;
+    if (count < KEYS) leave_out(scores, count);
+    const float now[] = {fmaxf(scores[0], scores[2]) * scale, fmaxf(scores[1], scores[3]) * scale};
+    if (__any_sync(ALL_LANES, now[0] > largest[0] + SLACK || now[1] > largest[1] + SLACK)) compare_with(now);
 #pragma unroll
     for (unsigned i = 0; i < 4; ++i) {
-      float& score = scores[i / 2][i % 2];
-      score = Kept::value(first, i) < end ? score * scale : MINUS_INFINITY;
-      now = fmaxf(now, score);
+      scores[i] = power_of_2(fmaf(scores[i], scale, -largest[i % 2]));
+      sum[i % 2] += scores[i];
     }
-    now = largest_of<4>(now);
-    const float kept = power_of_2(largest - now);
-    largest = now, sum *= kept;
+    const unsigned shares[] = {transposed(rounded_pair<T>(scores[0], scores[1])),
+                               transposed(rounded_pair<T>(scores[2], scores[3]))};
+#pragma unroll
+    for (unsigned n = 0; n < TILES; ++n) multiply_add<T>(sums[n], step.values[n], shares);
+  }
+
+  // Tokens from `count` on get no share.
+  static __device__ __forceinline__ void leave_out(float (&scores)[4], unsigned count) {
 #pragma unroll
     for (unsigned i = 0; i < 4; ++i) {
-      float& score = scores[i / 2][i % 2];
-      score = power_of_2(score - now);
-      sum += score;
+      if (threadIdx.x % WARP / 4 + i / 2 * 8 >= count) scores[i] = MINUS_INFINITY;
     }
-    const unsigned shares[] = {rounded_pair<T>(scores[0][0], scores[0][1]), 0,
-                               rounded_pair<T>(scores[1][0], scores[1][1]), 0};
+  }
+
+  // Compares with the largest score from now on, of which each lane has found its own.
+  __device__ __forceinline__ void compare_with(const float (&now)[2]) {
 #pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
-      const uint4(&own)[4] = step.values[j];
-      const unsigned words[4][4] = {{own[0].x, own[0].y, own[0].z, own[0].w}, {own[1].x, own[1].y, own[1].z, own[1].w},
-                                    {own[2].x, own[2].y, own[2].z, own[2].w}, {own[3].x, own[3].y, own[3].z, own[3].w}};
+    for (unsigned i = 0; i < 2; ++i) {
+      const float before = largest[i];
+      largest[i] = largest_of<4>(fmaxf(before, now[i]));
+      const float kept = power_of_2(before - largest[i]);
+      sum[i] *= kept;
 #pragma unroll
-      for (unsigned e = 0; e < SIZE; ++e) {
-        const unsigned select = e % 2 ? 0x7632 : 0x5410, w = e / 2;
-        float(&to)[4] = sums[j * 8 + e];
-        to[0] *= kept, to[1] *= kept;
-        multiply_add<T>(to, shares, {__byte_perm(words[0][w], words[1][w], select),
-                                     __byte_perm(words[2][w], words[3][w], select)});
-      }
+      for (unsigned n = 0; n < TILES; ++n) sums[n][i] *= kept, sums[n][i + 2] *= kept;
     }
   }
 };
 
-// Warps' results in shared memory.
+// Warps' results in shared memory. Rows are so long that a warp's stores meet no bank conflict.
 struct Meeting {
-  float largest[WARPS][HEADS], sum[WARPS][HEADS], sums[WARPS][HEADS][WIDE * 64];
+  float largest[WARPS][HEADS], sum[WARPS][HEADS], sums[WARPS][HEADS][TILES * 16 + 4];
 
   __device__ __forceinline__ void put(const Softmax& own, unsigned heads) {
-    const unsigned warp = threadIdx.x / WARP, head = threadIdx.x % WARP / 4, quarter = threadIdx.x % 4;
-    const float sum_of_keys = sum_of<4>(own.sum);
-    if (head >= heads) return;
-    if (quarter == 0) largest[warp][head] = own.largest, sum[warp][head] = sum_of_keys;
+    const unsigned warp = threadIdx.x / WARP, row = threadIdx.x % WARP / 4;
 #pragma unroll
-    for (unsigned j = 0; j < WIDE; ++j) {
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned head = threadIdx.x % 4 * 2 + i;
+      const float of_all = sum_of<4>(own.sum[i]);
+      if (head >= heads) continue;
+      if (row == 0) largest[warp][head] = own.largest[i], sum[warp][head] = of_all;
 #pragma unroll
-      for (unsigned e = 0; e < 16; ++e) {
-        sums[warp][head][j * 64 + quarter * 16 + e] = own.sums[j * 8 + e % 8][e / 8];
+      for (unsigned n = 0; n < TILES; ++n) {
+        sums[warp][head][n * 16 + row] = own.sums[n][i];
+        sums[warp][head][n * 16 + row + 8] = own.sums[n][i + 2];
       }
     }
   }

@@ -54,6 +54,8 @@ INSTRUCTIONS = {
     "{ .reg .pred p; setp.ne.u32": "load_if",
     "ld.shared::cluster.s32": "load_shared",
     "ldmatrix.sync.aligned.m8n8.x4.shared": "load_matrices",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared": "load_matrices_transposed",
+    "movmatrix.sync.aligned.m8n8.trans.b16": "transpose",
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8": "multiply_add_bytes",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_add_halves<__nv_bfloat16>",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_add_halves<__half>",

@@ -252,6 +252,23 @@ inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, un
     return 0;
   });
 }
+inline void load_matrices_transposed(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
+  if (address % 16) raise(SIGSEGV);
+  exchange(address, [&](unsigned lane, auto get) {
+    unsigned* const to[] = {&a, &b, &c, &d};
+    for (unsigned i = 0; i < 8; ++i) {
+      const unsigned row = get(i / 2 * 8 + lane % 4 * 2 + i % 2).first;
+      std::memcpy(reinterpret_cast<char*>(to[i / 2]) + i % 2 * 2, at(row + lane / 4 * 2), 2);
+    }
+    return 0;
+  });
+}
+inline void transpose(unsigned& to, unsigned pair) {
+  to = exchange(pair, [](unsigned lane, auto get) {
+    const auto half = [&](unsigned row) { return get(row * 4 + lane / 8).first >> lane / 4 % 2 * 16 & 0xffffu; };
+    return half(lane % 4 * 2) | half(lane % 4 * 2 + 1) << 16;
+  });
+}
 struct Bytes {
   signed char a[4][4], b[2][4];  // A (16 x 32) and B (32 x 8), four neighbours of a row of A or a column of B each
 };

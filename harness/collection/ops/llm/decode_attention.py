@@ -41,7 +41,7 @@ _MANY = 1024  # tokens of heads of keys, for a multiprocessor: four steps or mor
 _SHORT = _STEPS * 8 * _KEYS  # tokens that are one part for eight warps
 _USUAL: Plan = {"warps": 4, "ahead": 2, "blocks": 3}
 _HALF = 2  # bytes
-_STATIC = _HEADS * _MOST_PARTS * 4 + 16  # bytes of shared memory, beside sums and extents of warps
+_STATIC = _HEADS * _MOST_PARTS * 4 + 128  # bytes of shared memory, beside sums and extents of warps
 _REASON = "scores are multiples of it, and their powers beyond what float32 tells apart"
 
 
@@ -225,8 +225,7 @@ class TokenParts:
 
     def shared(self, head: int) -> int:
         """Dynamic bytes of shared memory: steps that are under way or there."""
-        packs = 2 * blocks(head, 32) + 4 * blocks(head, 64)
-        return self.warps * self.ahead * packs * WARP * PACK_BYTES
+        return self.warps * self.ahead * 2 * _KEYS * head * _HALF
 
     @property
     def macros(self) -> dict[str, int]:
@@ -265,7 +264,7 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
 def _has_room(s: Symbols, plan: Plan, chip: Chip) -> bool:
     """Whether a multiprocessor has shared memory for the blocks of a plan."""
     parts = TokenParts.of(s, plan, chip)
-    static = _STATIC + parts.warps * _HEADS * (blocks(s["D"], 64) * 64 + 2) * 4
+    static = _STATIC + parts.warps * _HEADS * (blocks(s["D"], 16) * 16 + 6) * 4
     return parts.shared(s["D"]) + static <= (chip.shared + RESERVED) // parts.blocks - RESERVED
 
 

@@ -53,6 +53,7 @@ INSTRUCTIONS = {
     "{ .reg .pred p; mbarrier.try_wait": "barrier_try",
     "{ .reg .pred p; setp.ne.u32": "load_if",
     "ld.shared::cluster.s32": "load_shared",
+    "ld.shared::cluster.f32": "load_shared",
     "ldmatrix.sync.aligned.m8n8.x4.shared": "load_matrices",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared": "load_matrices_transposed",
     "movmatrix.sync.aligned.m8n8.trans.b16": "transpose",

@@ -226,7 +226,10 @@ inline void add_in_turn(unsigned& before, void* to, unsigned more) {
   unsigned& own = *static_cast<unsigned*>(to);
   before = own, own += more;
 }
-inline void load_shared(int& to, unsigned from) { std::memcpy(&to, at(from), sizeof to); }
+template <typename Word>
+inline void load_shared(Word& to, unsigned from) {
+  std::memcpy(&to, at(from), sizeof to);
+}
 inline void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) raise(SIGSEGV);
   std::memcpy(at(to), from, bytes);

@@ -170,7 +170,7 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
 
 
 def spread_of(vocabulary: int) -> int:
-    """By what a row's number is multiplied to give its id, modulo the vocabulary: each id once, and neighbours apart."""
+    """By what a row's number is multiplied to give its id, modulo the vocabulary: each id once, neighbours apart."""
     factor = max(1, int(vocabulary * _APART))
     while math.gcd(factor, vocabulary) > 1:
         factor += 1

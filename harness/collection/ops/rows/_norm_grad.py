@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.collection.ops.rows._norm_grad_few import FewPlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import few_plan, tiles_plan
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 
@@ -59,7 +60,7 @@ def traffic(dy: int, x: int) -> Callable[[Symbols, int], Traffic]:
 
 
 def tuned_traffic(sums: int) -> Callable[[Symbols, int], Traffic]:
-    """The traffic of `tuned`: it reads dy and x once where it works on tiles, twice where it spreads rows.
+    """The traffic of `tuned`: it reads dy and x once, but twice where it spreads rows.
 
     The plan for the current device decides which of these it does; without a device, the plan for an H200. All of the
     plan's clusters are assumed to run at a time, and tensors to be aligned.
@@ -70,7 +71,8 @@ def tuned_traffic(sums: int) -> Callable[[Symbols, int], Traffic]:
 
         chip = Chip.current() if torch.cuda.is_available() else H200
         plan = NormGradPlan.of(symbols["M"], symbols["N"], itemsize, sums, chip)
-        reads = 1 if plan is not None and plan.worth(plan.teams) else 2
+        few = FewPlan.by_rule(symbols["M"], symbols["N"], itemsize, sums, chip)
+        reads = 1 if few or (plan is not None and plan.worth(plan.teams)) else 2
         return traffic(dy=reads, x=reads)(symbols, itemsize)
 
     return moved
@@ -226,9 +228,12 @@ def tuned(ctx: Context) -> Launch:
     """The kernel on tiles where it pays, else the kernels that spread rows; `separate` at unaligned addresses."""
     case, parameters = _GradCase.of(ctx), ctx.plan()
     assert parameters is not None
-    plan = None if parameters["way"] == "spread" else tiles_plan(ctx.case, case.sums, parameters)
+    few = few_plan(ctx.case, case.sums) if parameters["way"] == "few" else None
+    plan = None if parameters["way"] in ("spread", "few") else tiles_plan(ctx.case, case.sums, parameters)
     teams = 0 if plan is None else _teams(case, plan)
-    if plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
+    if few:
+        chosen = _by_cluster(case, few)
+    elif plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
         chosen = _spread(case)
         if not case.whole_packs:
             return chosen
@@ -266,6 +271,17 @@ def _on_tiles(case: _GradCase, plan: NormGradPlan, teams: int) -> Launch:
         arguments = (*_inputs(t), t.dx, *_results(t), sums.partial, *case.sizes, *tiling)
         kernel(teams * team.cluster, team.threads, *arguments, shared=plan.shared, cluster=cluster)
         sums.finish(t)
+
+    return launch
+
+
+def _by_cluster(case: _GradCase, plan: FewPlan) -> Launch:
+    """All rows by the blocks of one cluster."""
+    kernel, sizes = case.kernel("few", **plan.macros), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
+
+    def launch(t: Tensors) -> None:
+        arguments = (*_inputs(t), t.dx, *_results(t), *sizes)
+        kernel(plan.cluster, plan.threads, *arguments, shared=plan.shared, cluster=plan.cluster)
 
     return launch
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.collection.ops.chip import WARP, Chip
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import few_plan, tiles_plan
 from harness.cuda import assuming
 from harness.cuda.assumed import KNOWN
 from harness.model import Case
@@ -43,9 +43,11 @@ def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
             case = case_of(op, rows, columns, dtype)
             want = NormGradPlan.of(rows, columns, ITEMSIZE[dtype], sums, Chip.current())
             plan = tuning.rule(case)
+            assert tuning.obstacle(case, plan) is None, (case.id, plan)
+            if plan["way"] == "few":
+                continue
             assert (plan["way"] == "spread") == (want is None), case.id
             assert want is None or tiles_plan(case, sums, plan) == want, (case.id, plan)
-            assert tuning.obstacle(case, plan) is None, (case.id, plan)
 
 
 @pytest.mark.parametrize("arch", [rare("sm_80"), "sm_90", rare("sm_120")])
@@ -61,7 +63,7 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 for built in tuning.kernels(case, plan) if tuning.kernels else ():
                     assert built.shared <= gpu.shared, (case.id, plan)
                     assert built.cluster <= (8 if gpu.clusters else 1), (case.id, plan)
-                if plan["way"] == "spread":
+                if plan["way"] in ("spread", "few"):
                     continue
                 made = tiles_plan(case, sums, plan)
                 team, chunk = made.team, 1 if made.singles else 16 // ITEMSIZE[dtype]
@@ -71,7 +73,38 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 last = columns - (team.cluster - 1) * made.piece
                 assert (team.kept - 1) * (team.lanes or team.threads) * chunk < last <= made.piece, (case.id, plan)
                 assert made.teams >= 1
-    assert ways == {"auto", "tiles", "spread"}
+    assert ways == {"auto", "tiles", "spread", *(("few",) if gpu.clusters else ())}
+
+
+@pytest.mark.parametrize("arch", [rare("sm_80"), "sm_90", rare("sm_120")])
+@pytest.mark.parametrize("op", OPS)
+def test_one_cluster_takes_few_rows_of_packs_and_all_of_them(op: str, arch: str) -> None:
+    gpu, taken = KNOWN[arch], 0
+    with assuming(gpu):
+        for rows, columns, dtype in itertools.product(ROWS, COLUMNS, ITEMSIZE):
+            plan = few_plan(case_of(op, rows, columns, dtype), OPS[op])
+            if plan is None:
+                continue
+            taken += 1
+            assert gpu.clusters
+            assert columns * ITEMSIZE[dtype] % 16 == 0
+            assert plan.threads in range(WARP, 1025, WARP)
+            assert plan.team * 16 >= columns * ITEMSIZE[dtype] > (plan.team - WARP) * 16
+            assert 1 <= plan.cluster <= min(8, rows)
+            assert plan.shared <= gpu.shared
+    assert bool(taken) == gpu.clusters
+
+
+def test_the_rule_gives_one_cluster_few_rows_alone() -> None:
+    tuning = Catalogue()["layer_norm_grad"].variants["tuned"].tuning
+    ways = {}
+    for arch in ("sm_80", "sm_90"):
+        with assuming(KNOWN[arch]):
+            ways[arch] = [
+                tuning.rule(case_of("layer_norm_grad", rows, 768, "bfloat16"))["way"] for rows in (1, 64, 4096)
+            ]
+    assert ways["sm_90"][:2] == ["few", "few"]
+    assert "few" not in (ways["sm_90"][2], *ways["sm_80"])
 
 
 def test_few_rows_may_be_taken_by_one_team_in_one_kernel() -> None:

@@ -1,8 +1,8 @@
 """The plans of layer_norm_grad and rms_norm_grad as parameters that a search may vary. Twin of _norm_grad_plan.py.
 
 way: tiles, spread, few (rows, by one cluster), or auto: tiles where they pay by the rule. cluster: blocks that share a
-row. at_once: rows that are reduced together. stages: tiles that a block has room for. alone: 1 if a single team takes all
-rows, which needs no second kernel that adds the sums of columns.
+row. at_once: rows that are reduced together. stages: tiles that a block has room for. alone: 1 if a single team takes
+all rows, which needs no second kernel that adds the sums of columns.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_fr
 _FLOAT = 4  # bytes
 _THREADS = 512  # of a block, unless a row needs more: with so many each may have 128 registers
 _MOST_THREADS = 1024
-_MOST_ROWS = 8  # that a team works on at once: of packs of dy and x they take 64 registers
-_MOST_ROWS_OF_1024 = 2  # the same where a thread may have 64 registers
+# Rows that a team works on at once at most, by bytes an element: packs of halves become twice as many floats.
+_MOST_ROWS = {4: 8, 2: 4}
+_MOST_ROWS_OF_1024 = {4: 2, 2: 1}  # the same where a thread may have 64 registers
 FEW_ROWS = 256
 """Up to which one team, or the teams of one cluster, may take all rows."""
 _FEW_BYTES = 64 * 1024  # of a block's rows of dy: with more, many blocks and a second kernel are faster
@@ -41,7 +42,7 @@ class FewPlan:
         cluster = min(MOST_BLOCKS, rows)
         own = blocks(rows, cluster)
         teams = max(1, min(_THREADS // team, own))
-        most = _MOST_ROWS if team <= _THREADS else _MOST_ROWS_OF_1024
+        most = (_MOST_ROWS if team <= _THREADS else _MOST_ROWS_OF_1024)[itemsize]
         at_once = min(most, power_of_2_from(blocks(own, teams)))
         shared = teams * sums * columns * _FLOAT
         return cls(team, teams, at_once, cluster, shared) if shared <= chip.shared // 2 else None

@@ -17,10 +17,8 @@
 // Nearly all rows of a large vocabulary have no token, and are written as fast as memory takes zeros. What must not happen
 // is that blocks wait for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
 // away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
-// windows are short, but longer where tokens are many, since the sum of each goes through memory; where the tokens of a
-// block's next TABLE rows lie is looked up at once, and its rows of zeros are written first, without a question between
-// them. Frequent ids are neighbours, so blocks take rows in an order that lays neighbours apart: at any time some blocks
-// of a multiprocessor add tokens, and the others write zeros.
+// windows are short, but longer where tokens are many, since the sum of each goes through memory; and frequent ids, which
+// are neighbours, are summed while other blocks write zeros.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
@@ -60,7 +58,7 @@ using Floats = float[Chunk::SIZE];
 
 constexpr unsigned GROUP_BLOCK = 1024;  // threads of a block that groups; as in embedding_grad.py
 constexpr unsigned AT_ONCE = 8;         // tokens whose rows a thread has under way
-constexpr unsigned TABLE = 32;          // rows of a block that are looked up at once
+constexpr unsigned MOST_ROWS = 32;      // of a block; as in embedding_grad.py
 
 // Whether a token counts. An id outside of the vocabulary is a mistake, and counts as none.
 __device__ __forceinline__ bool counts(long long id, unsigned vocabulary) {
@@ -286,88 +284,43 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
   store_floats(partial + static_cast<long long>(blockIdx.x) * columns + column, sums);
 }
 
-// A row of dweight and where its tokens lie in `order`; without a token, from == to.
-struct Row {
-  unsigned id, from, to;
-};
-// Some rows of a block: first those without a token.
-struct Rows {
-  Row at[TABLE];
-  unsigned empty, count;
-};
-static_assert(TABLE == WARP, "a lane of the first warp looks up a row");
-
-// Looks up the rows `first`, `first + step` and so on, of which lane k has the k-th. Row n of all is that of the id
-// n * factor modulo the vocabulary: frequent ids lie together, and would be summed while nobody writes zeros.
-__device__ __forceinline__ Row look_up(const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
-                                       long long first, long long step, unsigned vocabulary, unsigned factor) {
-  const unsigned long long n = first + threadIdx.x % WARP * step;
-  if (n >= vocabulary) return {vocabulary, 0, 0};
-  const unsigned id = static_cast<unsigned>(n * factor % vocabulary);
-  return {id, begin[id], end[id]};
-}
-// Called by the first warp, each lane with its row.
-__device__ __forceinline__ void list(const Row& row, unsigned vocabulary, Rows& rows) {
-  const bool exists = row.id < vocabulary, has = exists && row.from < row.to;
-  const unsigned lower = (1u << threadIdx.x % WARP) - 1;
-  const unsigned empty = __ballot_sync(ALL_LANES, exists && !has), full = __ballot_sync(ALL_LANES, has);
-  const unsigned place = has ? __popc(empty) + __popc(full & lower) : __popc(empty & lower);
-  if (exists) rows.at[place] = row;
-  if (threadIdx.x == 0) rows.empty = __popc(empty), rows.count = __popc(empty) + __popc(full);
-}
-
-// Writes zeros. The stores of some rows don't wait for each other, nor for where the next row lies.
-__device__ __forceinline__ void write_zeros(const Rows& rows, T* __restrict__ dweight, unsigned columns) {
-  constexpr unsigned SOME = 4;
-#pragma unroll 1
-  for (unsigned r = 0; r < rows.empty; r += SOME) {
-    T* to[SOME];
-#pragma unroll
-    for (unsigned i = 0; i < SOME; ++i) {
-      to[i] = dweight + static_cast<long long>(rows.at[min(r + i, rows.empty - 1)].id) * columns;
-    }
-    for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-#pragma unroll
-      for (unsigned i = 0; i < SOME; ++i) {
-        if (r + i < rows.empty) store_chunk(to[i] + column, Chunk{});
-      }
-    }
-  }
-}
-
-// Rows of dweight, which blocks take in turn.
+// Rows of dweight. A block has `rows` neighbouring ones, and ends: new blocks keep more stores under way than blocks that
+// stay. Neighbours in the grid take rows of STREAMS parts of the vocabulary in turn, since frequent ids are neighbours:
+// so at any time some blocks add tokens, and the others write zeros. parts: the grid's blocks of such a part.
+constexpr unsigned STREAMS = 8;
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_rows(const T* __restrict__ dy, const unsigned* __restrict__ order,
                         const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
                         const float* __restrict__ partial, T* __restrict__ dweight, unsigned vocabulary,
-                        unsigned columns, unsigned factor) {
-  __shared__ Rows rows;
-  // 64 bits: a row behind the last one may have a number that 32 bits can't hold.
-  const long long step = gridDim.x;
-  const bool looks_up = threadIdx.x < WARP;
-  Row own{};
-  if (looks_up) own = look_up(begin, end, blockIdx.x, step, vocabulary, factor);
-  for (long long first = blockIdx.x; first < vocabulary; first += TABLE * step) {
-    __syncthreads();  // nobody reads the rows before any more
-    if (looks_up) list(own, vocabulary, rows);
-    __syncthreads();
-    if (looks_up) own = look_up(begin, end, first + TABLE * step, step, vocabulary, factor);
-    write_zeros(rows, dweight, columns);
+                        unsigned columns, unsigned rows) {
+  __shared__ uint2 table[MOST_ROWS];
+  const unsigned parts = gridDim.x / STREAMS;
+  const long long first = (static_cast<long long>(blockIdx.x % STREAMS) * parts + blockIdx.x / STREAMS) * rows;
+  if (first >= vocabulary) return;
+  const unsigned here = static_cast<unsigned>(min(vocabulary - first, static_cast<long long>(rows)));
+  if (threadIdx.x < here) table[threadIdx.x] = make_uint2(begin[first + threadIdx.x], end[first + threadIdx.x]);
+  __syncthreads();
 #pragma unroll 1
-    for (unsigned r = rows.empty; r < rows.count; ++r) {
-      const Row row = rows.at[r];
-      unsigned window = (row.from + WINDOW - 1) / WINDOW, last = row.to / WINDOW;  // windows of this id alone
-      if (window >= last) window = last = 0;
-      const unsigned until = last ? window * WINDOW : row.to, behind = last ? last * WINDOW : row.to;
+  for (unsigned r = 0; r < here; ++r) {
+    const unsigned from = table[r].x, to = table[r].y;
+    T* row = dweight + (first + r) * columns;
+    if (from == to) {
       for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-        Floats sums = {};
-        add_tokens(dy, order, row.from, until, columns, column, sums);
-        add_windows(partial, window, last, columns, column, sums);
-        add_tokens(dy, order, behind, row.to, columns, column, sums);
-        Chunk result;
-        narrow(sums, result);
-        store_chunk(dweight + static_cast<long long>(row.id) * columns + column, result);
+        store_chunk(row + column, Chunk{});
       }
+      continue;
+    }
+    unsigned window = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
+    if (window >= last) window = last = 0;
+    const unsigned until = last ? window * WINDOW : to, behind = last ? last * WINDOW : to;
+    for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
+      Floats sums = {};
+      add_tokens(dy, order, from, until, columns, column, sums);
+      add_windows(partial, window, last, columns, column, sums);
+      add_tokens(dy, order, behind, to, columns, column, sums);
+      Chunk result;
+      narrow(sums, result);
+      store_chunk(row + column, result);
     }
   }
 }

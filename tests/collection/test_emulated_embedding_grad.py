@@ -33,7 +33,6 @@ CASES = [
 def test_sums_are_right_whatever_the_ids(catalogue, monkeypatch, emulated_folder, dtype, sizes, ids, offsets):
     compiler()
     monkeypatch.setattr(embedding_grad, "_FEWEST_GROUPS", 2)  # each is a block of 1024 threads
-    monkeypatch.setattr(embedding_grad.cuda, "multiprocessors", lambda: 1)  # so a block looks up rows several times
     monkeypatch.setattr(embedding_grad, "_MANY", 1000)  # so that some of these cases have long windows
     usual = check.make_inputs
 

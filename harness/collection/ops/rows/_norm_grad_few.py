@@ -15,7 +15,7 @@ _MOST_ROWS = {4: 8, 2: 4}
 _MOST_ROWS_OF_1024 = {4: 2, 2: 1}  # the same where a thread may have 64 registers
 FEW_ROWS = 256
 """Up to which one team, or the teams of one cluster, may take all rows."""
-_FEW_BYTES = 64 * 1024  # of a block's rows of dy: with more, many blocks and a second kernel are faster
+_FEW_BYTES = 32 * 1024  # of a block's rows of dy: with more, many blocks and a second kernel are faster
 
 
 @dataclass(frozen=True, slots=True)

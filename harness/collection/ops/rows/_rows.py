@@ -39,7 +39,7 @@ _MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # the same in clusters, by byt
 _MOST_PACKS = 8  # of a thread, of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row up to which one block takes it, rather than a cluster
-_FEWEST_SPLIT = 8 * WARP  # packs of a row from which on blocks share it where rows are few
+_FEWEST_SPLIT = 24 * WARP  # packs of a row from which on blocks share it where rows are few
 _FOUR_BLOCKS = 8192  # packs of a row of one matrix up to which four blocks are enough; longer rows take MOST_BLOCKS
 # Blocks where rows share vectors: (most packs of a row, packs a thread, rows together, most threads), by bytes an
 # element.
@@ -49,6 +49,9 @@ _WITH_VECTORS = {
 }
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
+_THREE = 3  # packs of halves of a lane that has one row, where rows share two vectors and nearly all lanes have so many
+_NEARLY = 0.8
+_FEWEST_OF_THREE = 8  # lanes: fewer read too few neighbouring packs at a time
 _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
 _RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
@@ -106,8 +109,9 @@ class RowPlan:
             return plain
         if columns % size:
             return plain._ragged_with_vectors(packs, itemsize)
-        if packs <= _FEW_WITH_VECTORS:
-            return cls._lanes_with_vectors(packs, itemsize)
+        three = _lanes_of_three(packs) if vectors == 2 and itemsize == 2 else 0
+        if three or packs <= _FEW_WITH_VECTORS:
+            return cls(_THREE, three, _LANE_BLOCK) if three else cls._lanes_with_vectors(packs, itemsize)
         count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if chip.clusters else 1):
@@ -204,6 +208,12 @@ class RowPlan:
             return blocks(rows, self.tile_rows)
         teams = blocks(rows, self.together)
         return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
+
+
+def _lanes_of_three(packs: int) -> int:
+    """Lanes of a warp that nearly all have three packs of a row; 0 where there are no such."""
+    lanes = power_of_2_from(blocks(packs, _THREE))
+    return lanes if _FEWEST_OF_THREE <= lanes <= WARP and packs >= _NEARLY * _THREE * lanes else 0
 
 
 class RowKernel:

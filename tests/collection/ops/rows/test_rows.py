@@ -89,8 +89,20 @@ def test_no_clusters_where_the_device_has_none(itemsize):
 
 
 def test_few_rows_are_shared_by_blocks_if_they_are_long_enough():
-    assert [RowPlan.of(rows, 1024, 2, H200).cluster for rows in (1, 8, 132)] == [1, 1, 1]
-    assert [RowPlan.of(rows, 2048, 2, H200).cluster for rows in (1, 8, 132)] == [4, 4, 1]
+    assert [RowPlan.of(rows, 4544, 2, H200).cluster for rows in (1, 8, 132)] == [1, 1, 1]
+    assert [RowPlan.of(rows, 8192, 2, H200).cluster for rows in (1, 8, 132)] == [8, 8, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lanes"),
+    [(96, 16), (160, 8), (192, 8), (256, 32), (320, 16), (384, 16), (640, 32), (768, 32), (1024, 0)],
+)
+def test_a_lane_has_three_packs_of_one_row_of_halves_that_shares_two_vectors_if_nearly_all_lanes_have(columns, lanes):
+    plan, of_one = (RowPlan.with_vectors(16384, columns, 2, H200, vectors) for vectors in (2, 1))
+    assert plan.lanes == lanes
+    three = columns * 2 // 16 >= 0.8 * 3 * lanes if lanes else False
+    assert ((plan.count, plan.together) == (3, 1)) == three
+    assert (of_one == plan) == (not three)
 
 
 def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take_registers():

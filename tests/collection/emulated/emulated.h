@@ -242,6 +242,11 @@ inline void send(unsigned to, float value, unsigned barrier) {
   std::memcpy(at(to), &value, sizeof value);
   barrier_complete(barrier, sizeof value);
 }
+inline void send(unsigned to, float value, float next, unsigned barrier) {
+  if (to % 8) raise(SIGSEGV);
+  send(to, value, barrier);
+  send(to + sizeof value, next, barrier);
+}
 
 // ---- Matrices in the registers of a warp, as the PTX ISA lays them out.
 inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
@@ -417,8 +422,8 @@ T __shfl_up_sync(unsigned, T value, unsigned step) {
   return emulated::shuffle(value, [=](unsigned lane) { return lane >= step ? lane - step : lane; });
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned step) {
-  return emulated::shuffle(value, [=](unsigned lane) { return lane + step < 32 ? lane + step : lane; });
+T __shfl_down_sync(unsigned, T value, unsigned step, unsigned width = 32) {
+  return emulated::shuffle(value, [=](unsigned lane) { return lane % width + step < width ? lane + step : lane; });
 }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return emulated::exchange(value, [](unsigned, auto get) {

@@ -1,0 +1,223 @@
+"""How one kernel makes all of a small layer of bn_add_relu. Twin of kernels/batch_norm/bn_add_relu_whole.cu.
+
+A block, or a cluster of blocks, owns a group of neighbouring channels, and keeps x and z of the group in registers. So
+layers have such a plan as long as groups are whole packs of 16 bytes and whole bytes of the mask, and threads have room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from harness import cuda
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, ImageSizes
+from harness.collection.ops.chip import MOST_BLOCKS, WARP
+from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.model import Case
+from harness.ops import ITEMSIZE, Built, Context, Launch, Tensors
+
+FILE = "bn_add_relu_whole.cu"
+CLUSTERS = (1, 2, 4, MOST_BLOCKS)
+"""How many blocks may own a group together."""
+REGISTERS = {1: 64, 2: 64, 4: 104, 8: 128}
+"""The most registers of a thread of the three kernels, by the packs of x that it keeps."""
+_ALL_REGISTERS = 65_536  # of a multiprocessor, on every architecture from sm_80 to sm_120
+_BYTE = 8  # elements of a byte of the mask
+_MOST_THREADS = 512
+# Packs of x that a thread keeps, and the threads that a block then has at most. Several loads a thread are under way at
+# once in any case, so that few warps have to meet; a block of many packs has more threads first.
+_KEPT = ((1, 256), (2, 256), (4, 256), (4, _MOST_THREADS), (8, _MOST_THREADS))
+# An estimate: blocks of a cluster meet in the time in which a multiprocessor moves so many bytes.
+_MEETING = 40 * 1024
+
+
+class _Cut(ctypes.Structure):
+    """How a launch cuts the tensor. Twin of Cut."""
+
+    _fields_ = (
+        ("share", ctypes.c_double),
+        ("unbiased", ctypes.c_double),
+        ("across", cuda.Divisor),
+        ("rows", cuda.Divisor),
+        ("samples", ctypes.c_uint32),
+        ("sample", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("split", ctypes.c_uint32),
+        ("seen", ctypes.c_uint32 * 3),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The layer as the kernel cuts it: `cluster` blocks of `threads` for each group of `group` channels.
+
+    per_pack: elements of 16 bytes. kept: packs of x that a thread keeps at most.
+    """
+
+    sizes: ImageSizes
+    per_pack: int
+    group: int
+    cluster: int
+    threads: int
+    kept: int
+
+    @classmethod
+    def of(cls, sizes: ImageSizes, per_pack: int, cluster: int) -> Self | None:
+        """The cut with so many blocks for a group; None where groups don't fit, or some blocks would have no packs."""
+        group = _group(sizes, per_pack)
+        if group is None:
+            return None
+        for kept, most in _KEPT:
+            found = cls(sizes, per_pack, group, cluster, 0, kept)
+            found = cls(sizes, per_pack, group, cluster, found._threads(), kept)
+            if found.threads <= most:
+                return found if found._all_have_packs() else None
+        return None
+
+    @classmethod
+    def of_case(cls, case: Case, cluster: int) -> Self | None:
+        """The same of a case."""
+        return cls.of(ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype], cluster)
+
+    @property
+    def across(self) -> int:
+        """Packs of a group in a sample."""
+        return self.group * self.sizes.inner // self.per_pack
+
+    @property
+    def packs(self) -> int:
+        """Packs of a group."""
+        return self.sizes.outer * self.across
+
+    @property
+    def groups(self) -> int:
+        """Groups of the layer."""
+        return self.sizes.channels // self.group
+
+    @property
+    def entry(self) -> str:
+        """The kernel for a group of one channel, of few channels in rows, or of many channels that are last."""
+        return "bn_whole_one" if self.group == 1 else "bn_whole_many" if self.sizes.inner == 1 else "bn_whole_few"
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """What the kernel is compiled with, besides the type."""
+        return {"WHOLE": self.kept}
+
+    @property
+    def waves(self) -> int:
+        """How often the device fills with blocks."""
+        resident = min(
+            _ALL_REGISTERS // (self.threads * REGISTERS[self.kept]),
+            cuda.resident_threads() // cuda.multiprocessors() // self.threads,
+        )
+        return blocks(self.groups * self.cluster, resident * cuda.multiprocessors())
+
+    @property
+    def cost(self) -> int:
+        """The bytes that the busiest multiprocessor moves, of x, z and y, and bytes for the time in which blocks meet."""
+        on_one = blocks(self.groups * self.cluster, cuda.multiprocessors())
+        moved = 3 * PACK_BYTES * blocks(self.packs, self.cluster)
+        return on_one * moved + (_MEETING if self.cluster > 1 else 0)
+
+    def _threads(self) -> int:
+        """Threads of a block, which are whole warps. Where a warp adds up a channel, there is one for each."""
+        if self.entry == "bn_whole_one":
+            return blocks(self.packs, self.cluster * self.kept * WARP) * WARP
+        along = blocks(self.sizes.outer, self.cluster * self.kept)
+        wanted = blocks(along * self.across, WARP) * WARP
+        return wanted if self.entry == "bn_whole_many" else max(wanted, self.group * WARP)
+
+    def _all_have_packs(self) -> bool:
+        """Whether each block has packs."""
+        others = self.cluster - 1
+        if self.entry == "bn_whole_one":
+            return others * self.threads < self.packs
+        return others * (self.threads // self.across) < self.sizes.outer
+
+    def cut(self) -> _Cut:
+        """The argument that tells the kernel of it."""
+        sizes, sample = self.sizes, self.sizes.channels * self.sizes.inner
+        seen = (sizes.outer * sixths // 6 * sample + sizes.inner * sixths // 6 for sixths in (1, 3, 5))
+        return _Cut(
+            share=1 / sizes.samples,
+            unbiased=sizes.samples / max(1, sizes.samples - 1),
+            across=cuda.Divisor.of(self.across),
+            rows=cuda.Divisor.of(sizes.inner),
+            samples=sizes.outer,
+            sample=sample,
+            group=self.group,
+            split=self.cluster.bit_length() - 1,
+            seen=(ctypes.c_uint32 * 3)(*seen),
+        )
+
+
+def _group(sizes: ImageSizes, per_pack: int) -> int | None:
+    """The fewest channels that are whole packs and whole bytes of the mask; None where no kernel has such a group.
+
+    Where channels are last, the group is 32 bytes of them if it can be: that is the least that memory moves.
+    """
+    if not 0 < sizes.elements < LIMIT_32:
+        return None
+    if sizes.inner == 1:
+        widths = [width for width in (2 * per_pack, _BYTE) if sizes.channels % width == 0]
+        return widths[0] if widths else None
+    group = _BYTE // math.gcd(_BYTE, sizes.inner)
+    across = group * sizes.inner // per_pack
+    fits = sizes.inner >= per_pack and (group == 1 or across <= _MOST_THREADS)
+    return group if fits and sizes.channels % group == 0 else None
+
+
+def rule(case: Case) -> int:
+    """How many blocks own a group together where no table says so; 0 where the three kernels make the layer.
+
+    Launches and waits for memory are most of the time as long as all blocks run at once: then all of x and z is asked
+    for at the start. With more blocks, some would wait for others to end, while the three kernels keep memory busy.
+    """
+    cuts = [cut for size in _clusters() if (cut := Whole.of_case(case, size)) and cut.waves == 1]
+    return min(cuts, key=lambda cut: cut.cost).cluster if cuts else 0
+
+
+def _clusters() -> tuple[int, ...]:
+    return CLUSTERS if cuda.has_clusters() else CLUSTERS[:1]
+
+
+def refusal(case: Case, cluster: int) -> str | None:
+    """Why so many blocks can't own a group together, or needn't be tried."""
+    if cluster not in _clusters():
+        return "clusters of blocks came with compute capability 9.0"
+    cut = Whole.of_case(case, cluster)
+    if cut is None:
+        return "no kernel has groups of channels for such blocks"
+    return f"blocks come in more than {_MOST_WAVES} waves" if cut.waves > _MOST_WAVES else None
+
+
+_MOST_WAVES = 4
+
+
+def built(case: Case, cluster: int) -> Built:
+    """What is compiled."""
+    cut = Whole.of_case(case, cluster)
+    assert cut
+    macros = {"SCALAR": CUDA_TYPE[case.dtype], **cut.macros}
+    return Built(FILE, cut.entry, macros, cut.threads, cluster=cluster)
+
+
+def launch_of(ctx: Context, cluster: int, otherwise: Callable[[Tensors], None]) -> Launch:
+    """The launch of the kernel; `otherwise` runs where x, z or y doesn't begin on 16 bytes."""
+    cut = Whole.of_case(ctx.case, cluster)
+    assert cut
+    kernel = ctx.kernel(FILE, cut.entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], **cut.macros})
+    grid, together, told = cut.groups * cluster, cluster if cluster > 1 else None, cut.cut()
+
+    def launch(t: Tensors) -> None:
+        if aligned(t.x, t.z, t.y):
+            vectors = t.gamma, t.beta, t.running_mean, t.running_var, t.mean, t.invstd
+            kernel(grid, cut.threads, t.x, t.z, *vectors, t.y, t.mask, told, cluster=together)
+        else:
+            otherwise(t)
+
+    return launch

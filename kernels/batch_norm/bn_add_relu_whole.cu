@@ -1,0 +1,368 @@
+// The small layers of bn_add_relu in one kernel, which reads x once: the statistics of whole channels, y and its bits.
+//
+// Three kernels (bn_add_relu.cu) take three launches, and wait four times for memory: for x, the partial sums, the
+// scales, and x again. A layer of a few megabytes takes longer to wait than to move. Here a block, or a cluster of up to
+// eight blocks (sm_90 and later), owns a group of neighbouring channels. Its threads ask for all that they need of x and
+// z at once, and keep it in registers. They add up x, tell each other the sums in shared memory, and write y from the
+// registers. There is one wait for memory, and no sums are written to memory.
+//
+// A group has as many channels as whole packs and whole bytes of the mask need: one where a row is a multiple of eight
+// elements, eight where it is odd, 16 or 32 bytes of channels where these are last. Tensors begin on 16 bytes.
+//
+// The sums are of x - shift, as in bn_add_relu.cu: a shift is the median of three values of the whole channel.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16); WHOLE: packs of x, and as many of z, that a thread keeps; RESIDUAL.
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef WHOLE
+#define WHOLE 4
+#endif
+
+#include "bn_add_relu_parts.cuh"
+#include "../include/bitmask.cuh"
+#include "../include/fastdiv.cuh"
+#include "../rows/mbarrier.cuh"
+
+constexpr unsigned MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / WARP, MOST_GROUP = 16;
+
+// How a launch cuts the tensor. Twin of _Cut in _bn_add_relu_whole.py.
+struct Cut {
+  double share, unbiased;          // 1 / elements of a channel; the factor from the variance to the unbiased one
+  Divisor<unsigned> across, rows;  // packs of a group in a sample; elements of a row
+  unsigned samples, sample;        // number of samples, elements of one
+  unsigned group, split;           // channels of a group; 2^split blocks share it
+  unsigned seen[3];                // the elements that a shift is made of, counted from the first one of the channel
+
+  __device__ __forceinline__ unsigned rank() const { return blockIdx.x & ((1u << split) - 1); }
+  __device__ __forceinline__ unsigned first() const { return (blockIdx.x >> split) * group * rows.size; }
+};
+
+// A shift for the channel whose first element is number `first`.
+__device__ __forceinline__ float shift_of(const T* __restrict__ x, const Cut& cut, unsigned first) {
+  const auto at = [&](unsigned k) { return to_float(x[first + cut.seen[k]]); };
+  return median(at(0), at(1), at(2));
+}
+
+// ---- Which packs a thread has: pack number j of the thread is there if has(j), and begins at element(j).
+
+// Neighbouring threads have neighbouring packs, also over the ends of samples.
+struct InTurn {
+  const Cut& cut;
+  const unsigned number = cut.rank() * blockDim.x + threadIdx.x, step = blockDim.x << cut.split;
+
+  __device__ __forceinline__ bool has(unsigned j) const {
+    return number + j * step < cut.samples * cut.across.size;
+  }
+  __device__ __forceinline__ unsigned element(unsigned j) const {
+    const unsigned pack = number + j * step, sample = cut.across.quotient(pack);
+    return cut.first() + sample * cut.sample + (pack - sample * cut.across.size) * SIZE;
+  }
+};
+
+// All packs of a thread lie at the same place of a sample, so that their elements number k are of one channel.
+// `along` threads have packs at one place.
+struct AtOnePlace {
+  const Cut& cut;
+  const unsigned along = cut.across.quotient(blockDim.x), own = cut.across.quotient(threadIdx.x);
+  const unsigned place = (threadIdx.x - own * cut.across.size) * SIZE;
+  const unsigned first = own < along ? cut.rank() * along + own : cut.samples, step = along << cut.split;
+
+  __device__ __forceinline__ bool has(unsigned j) const { return first + j * step < cut.samples; }
+  __device__ __forceinline__ unsigned element(unsigned j) const {
+    return cut.first() + place + (first + j * step) * cut.sample;
+  }
+};
+
+// ---- Forms of groups. shifts(x, shift): the shifts for the elements of the thread's packs. reduce(at): the block's sums
+//      of a channel, from each thread's sums of its packs' elements; only the thread that owns the channel gets them.
+//      owns(), channel(): whether the thread owns a channel of the group, and which one. scales(all): what apply_pack
+//      wants, from the scales and shifts of the group's channels.
+
+struct OneChannel : InTurn {
+  __device__ __forceinline__ bool owns() const { return threadIdx.x == 0; }
+  __device__ __forceinline__ unsigned channel() const { return 0; }
+
+  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
+    const float all = shift_of(x, cut, cut.first());
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) shift[j] = all;
+  }
+  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
+    __shared__ Sums warps[MOST_WARPS];
+    Sums sum = at[0];
+#pragma unroll
+    for (unsigned j = 1; j < SIZE; ++j) sum.add(at[j]);
+    sum.add_lanes(WARP);
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+      sum = threadIdx.x < blockDim.x / WARP ? warps[threadIdx.x] : Sums{};
+      sum.add_lanes(MOST_WARPS);
+    }
+    return sum;
+  }
+  struct Scales {
+    float2 all;
+    __device__ __forceinline__ float2 at(unsigned) const { return all; }
+  };
+  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const { return {all[0]}; }
+};
+
+// Rows of a pack or more. A pack meets two rows at most: the one that it begins in, and the next one. A warp adds up a
+// channel: in turns of eight packs and four samples, since rows may have few packs or many.
+struct FewChannels : AtOnePlace {
+  const unsigned row = cut.rows.quotient(place), left = (row + 1) * cut.rows.size - place;  // left: elements of the row
+  const unsigned next = min(row + 1, cut.group - 1);
+
+  __device__ __forceinline__ bool owns() const { return threadIdx.x % WARP == 0 && channel() < cut.group; }
+  __device__ __forceinline__ unsigned channel() const { return threadIdx.x / WARP; }
+
+  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
+    const float of_row = shift_of(x, cut, cut.first() + row * cut.rows.size);
+    const float of_next = shift_of(x, cut, cut.first() + next * cut.rows.size);
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) shift[j] = j < left ? of_row : of_next;
+  }
+  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
+    __shared__ Sums both[2][MOST_THREADS];
+    Sums of_row{}, of_next{};
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) {
+      if (j < left) of_row.add(at[j]);
+      if (j >= left) of_next.add(at[j]);
+    }
+    both[0][threadIdx.x] = of_row;
+    both[1][threadIdx.x] = of_next;
+    __syncthreads();
+    Sums sum{};
+    if (channel() < cut.group) {
+      constexpr unsigned TOGETHER = 8;
+      const unsigned begin = channel() * cut.rows.size, from = (begin + SIZE - 1) / SIZE;
+      const unsigned to = (begin + cut.rows.size + SIZE - 1) / SIZE, lane = threadIdx.x % WARP;
+      for (unsigned i = (from ? from - 1 : 0) + lane % TOGETHER; i < to; i += TOGETHER) {
+        const Sums(&parts)[MOST_THREADS] = both[i < from];
+#pragma unroll 4
+        for (unsigned k = lane / TOGETHER; k < along; k += WARP / TOGETHER) sum.add(parts[k * cut.across.size + i]);
+      }
+    }
+    sum.add_lanes(WARP);
+    return sum;
+  }
+  struct Scales {
+    float2 of_row, of_next;
+    unsigned left;
+    __device__ __forceinline__ float2 at(unsigned j) const { return j < left ? of_row : of_next; }
+  };
+  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const {
+    return {all[row], all[next], left};
+  }
+};
+
+// Rows of one element: a place has a pack of channels, and a group one or two places. The lanes of a warp with the same
+// place add up its sums in halves: a lane keeps a half of its sums, gives the other half to a lane that keeps that, and
+// so on, until each lane has one sum of all. So 16 sums take 15 shuffles, in place of 64.
+struct ManyChannels : AtOnePlace {
+  static constexpr unsigned SHARE = WARP / (2 * SIZE);  // lanes with the same sum, but for their places
+
+  __device__ __forceinline__ bool owns() const { return threadIdx.x < cut.group; }
+  __device__ __forceinline__ unsigned channel() const { return threadIdx.x; }
+
+  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
+    Pack<T> seen[3];
+#pragma unroll
+    for (unsigned k = 0; k < 3; ++k) seen[k] = load_pack(x + cut.first() + place + cut.seen[k]);
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) {
+      shift[j] = median(to_float(seen[0].at[j]), to_float(seen[1].at[j]), to_float(seen[2].at[j]));
+    }
+  }
+  // Leaves in values[0] the lane's sum. Kept: values that a lane keeps.
+  template <unsigned Kept>
+  static __device__ __forceinline__ void halve(float (&values)[2 * SIZE]) {
+    const bool upper = threadIdx.x & Kept * SHARE;
+#pragma unroll
+    for (unsigned i = 0; i < Kept; ++i) {
+      const float low = values[i], high = values[i + Kept];
+      values[i] = (upper ? high : low) + __shfl_xor_sync(ALL_LANES, upper ? low : high, Kept * SHARE);
+    }
+    if constexpr (Kept > 1) halve<Kept / 2>(values);
+  }
+  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
+    __shared__ float warps[MOST_WARPS][WARP];
+    const unsigned lane = threadIdx.x % WARP;
+    float values[2 * SIZE];
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) values[2 * j] = at[j].sum, values[2 * j + 1] = at[j].squares;
+    halve<SIZE>(values);
+    for (unsigned step = SHARE / 2; step >= cut.across.size; step /= 2) {
+      values[0] += __shfl_xor_sync(ALL_LANES, values[0], step);
+    }
+    warps[threadIdx.x / WARP][lane] = values[0];
+    __syncthreads();
+    if (threadIdx.x >= WARP) return {};
+    float total = 0.0f;
+#pragma unroll 4
+    for (unsigned warp = 0; warp < blockDim.x / WARP; ++warp) total += warps[warp][lane];
+    const unsigned from = lane % SIZE * 2 * SHARE + lane / SIZE % cut.across.size;
+    return {__shfl_sync(ALL_LANES, total, from), __shfl_sync(ALL_LANES, total, from + SHARE)};
+  }
+  struct Scales {
+    float2 own[SIZE];
+    __device__ __forceinline__ float2 at(unsigned j) const { return own[j]; }
+  };
+  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const {
+    Scales found;
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) found.own[j] = all[place + j];
+    return found;
+  }
+};
+
+// ---- The blocks that share a group. Each sends its sums to the shared memory of all of them, which add what came in the
+//      same order. A block that is alone sends nothing.
+struct Blocks {
+#if __CUDA_ARCH__ >= 900
+  const Cut& cut;
+  unsigned arrival;
+
+  // No block may send anything to a block that hasn't started, so each announces itself here.
+  __device__ __forceinline__ explicit Blocks(const Cut& of) : cut(of) {
+    __shared__ unsigned long long barrier;
+    arrival = shared_address(&barrier);
+    if (cut.split == 0) return;
+    if (threadIdx.x == 0) {
+      mbarrier::init(arrival);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __cluster_barrier_arrive_relaxed();
+  }
+  // Waits until all of them have started. A barrier of the block must follow before anything is sent.
+  __device__ __forceinline__ void meet() const {
+    if (cut.split == 0) return;
+    __cluster_barrier_wait();
+    if (threadIdx.x == 0) mbarrier::expect(arrival, static_cast<unsigned>(sizeof(Sums)) * cut.group << cut.split);
+  }
+  // Adds up the sums of a channel, of which each block has a thread.
+  __device__ __forceinline__ void add(Sums& sum, unsigned channel) const {
+    __shared__ Sums parts[MOST_GROUP][8];
+    if (cut.split == 0) return;
+    const unsigned place = shared_address(&parts[channel][cut.rank()]), count = 1u << cut.split;
+#pragma unroll 1
+    for (unsigned to = 0; to < count; ++to) {
+      unsigned remote, remote_arrival;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(place), "r"(to));
+      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_arrival) : "r"(arrival), "r"(to));
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(remote),
+                   "f"(sum.sum), "f"(sum.squares), "r"(remote_arrival)
+                   : "memory");
+    }
+    mbarrier::wait_for_cluster(arrival, 0);
+    sum = parts[channel][0];
+    for (unsigned from = 1; from < count; ++from) sum.add(parts[channel][from]);
+  }
+#else  // clusters came with sm_90
+  __device__ __forceinline__ explicit Blocks(const Cut&) {}
+  __device__ __forceinline__ void meet() const {}
+  __device__ __forceinline__ void add(Sums&, unsigned) const {}
+#endif
+};
+
+// ---- The statistics of a channel, as bn_finish makes them, by the thread that owns it. It asks for what it needs at the
+//      start.
+struct Channel {
+  float gamma, beta, old_mean, old_variance, shift;
+  double mean, variance;
+  float invstd;
+
+  // Gives the scale and the shift that normalise the channel's elements.
+  __device__ __forceinline__ float2 finish(const Sums& sums, const Cut& cut) {
+    const double distance = sums.sum * cut.share, difference = sums.squares * cut.share - distance * distance;
+    mean = shift + distance;
+    // Rounding may make a small variance negative; a NaN stays.
+    variance = difference < 0.0 ? 0.0 : difference;
+    // A root and a division in double would take longer than all else here.
+    invstd = rsqrtf(static_cast<float>(variance + EPSILON));
+    const float scale = gamma * invstd;
+    return make_float2(scale, static_cast<float>(beta - mean * scale));
+  }
+};
+
+template <typename Form>
+__device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x, const T* __restrict__ z,
+                                      const float* __restrict__ gamma, const float* __restrict__ beta,
+                                      float* __restrict__ running_mean, float* __restrict__ running_var,
+                                      float* __restrict__ mean_out, float* __restrict__ invstd_out,
+                                      T* __restrict__ y, unsigned char* __restrict__ mask, const Cut& cut) {
+  __shared__ float2 scale_shift[MOST_GROUP];
+  Pack<T> values[WHOLE] = {}, residual[WHOLE] = {};
+#pragma unroll
+  for (unsigned j = 0; j < WHOLE; ++j) {
+    if (form.has(j)) values[j] = load_pack(x + form.element(j));
+  }
+  float shift[SIZE];
+  form.shifts(x, shift);
+  if constexpr (RESIDUAL) {
+#pragma unroll
+    for (unsigned j = 0; j < WHOLE; ++j) {
+      if (form.has(j)) residual[j] = load_pack(z + form.element(j));
+    }
+  }
+  const unsigned number = (blockIdx.x >> cut.split) * cut.group + form.channel();
+  Channel channel{};
+  if (form.owns()) {
+    channel = {gamma[number], beta[number], running_mean[number], running_var[number],
+               shift_of(x, cut, cut.first() + form.channel() * cut.rows.size)};
+  }
+  const Blocks blocks(cut);
+
+  Sums at[SIZE] = {};
+#pragma unroll
+  for (unsigned j = 0; j < WHOLE; ++j) {
+    if (!form.has(j)) continue;
+#pragma unroll
+    for (unsigned k = 0; k < SIZE; ++k) at[k].add_value(to_float(values[j].at[k]), shift[k]);
+  }
+  blocks.meet();
+  Sums sums = form.reduce(at);
+  if (form.owns()) {
+    blocks.add(sums, form.channel());
+    scale_shift[form.channel()] = channel.finish(sums, cut);
+  }
+  __syncthreads();
+
+  const auto scales = form.scales(scale_shift);
+  const unsigned elements = cut.samples * cut.sample, mask_bytes = (elements + 31) / 32 * 4;
+#pragma unroll
+  for (unsigned j = 0; j < WHOLE; ++j) {
+    unsigned bits = 0;
+    if (form.has(j)) {
+      bits = apply_pack(values[j], residual[j], scales);
+      store_pack(y + form.element(j), values[j]);
+    }
+    store_bits_of_pack<T>(mask, form.element(j) / SIZE, bits, form.has(j) ? mask_bytes : 0);
+  }
+  if (form.owns() && cut.rank() == 0) {
+    mean_out[number] = static_cast<float>(channel.mean);
+    invstd_out[number] = channel.invstd;
+    running_mean[number] = static_cast<float>((1.0 - MOMENTUM) * channel.old_mean + MOMENTUM * channel.mean);
+    running_var[number] =
+        static_cast<float>((1.0 - MOMENTUM) * channel.old_variance + MOMENTUM * (channel.variance * cut.unbiased));
+  }
+  // The elements are whole bytes; the mask is whole words.
+  if (blockIdx.x == 0 && threadIdx.x < mask_bytes - elements / GROUP) mask[elements / GROUP + threadIdx.x] = 0;
+}
+
+#define KERNEL(NAME, FORM)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                         \
+      NAME(const T* __restrict__ x, const T* __restrict__ z, const float* __restrict__ gamma,                        \
+           const float* __restrict__ beta, float* __restrict__ running_mean, float* __restrict__ running_var,        \
+           float* __restrict__ mean, float* __restrict__ invstd, T* __restrict__ y,                                  \
+           unsigned char* __restrict__ mask, const Cut cut) {                                                        \
+    whole(FORM{{cut}}, x, z, gamma, beta, running_mean, running_var, mean, invstd, y, mask, cut);                    \
+  }
+KERNEL(bn_whole_one, OneChannel)
+KERNEL(bn_whole_few, FewChannels)
+KERNEL(bn_whole_many, ManyChannels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from harness import cuda
@@ -26,12 +26,15 @@ REGISTERS = {1: 64, 2: 64, 4: 104, 8: 128}
 """The most registers of a thread of the three kernels, by the packs of x that it keeps."""
 _ALL_REGISTERS = 65_536  # of a multiprocessor, on every architecture from sm_80 to sm_120
 _BYTE = 8  # elements of a byte of the mask
+_SECTOR = 32  # bytes that memory gives at least
 _MOST_THREADS = 512
-# Packs of x that a thread keeps, and the threads that a block then has at most. Several loads a thread are under way at
-# once in any case, so that few warps have to meet; a block of many packs has more threads first.
-_KEPT = ((1, 256), (2, 256), (4, 256), (4, _MOST_THREADS), (8, _MOST_THREADS))
-# An estimate: blocks of a cluster meet in the time in which a multiprocessor moves so many bytes.
-_MEETING = 40 * 1024
+# Packs of x that a thread keeps, and the threads that a block then has at most. All loads are under way at once in any
+# case; few warps meet sooner than many.
+_KEPT = ((1, 256), (2, 256), (4, 256), (4, _MOST_THREADS), (8, 256), (8, _MOST_THREADS))
+# Estimates. A cluster meets in the time in which a multiprocessor moves so many bytes, and half of the time if it has
+# half of the blocks, and so on.
+_MEETING = 24 * 1024
+_MOST_WAVES, _MOST_TRIED = 2, 4  # of blocks, by the rule and by a search
 
 
 class _Cut(ctypes.Structure):
@@ -66,16 +69,27 @@ class Whole:
 
     @classmethod
     def of(cls, sizes: ImageSizes, per_pack: int, cluster: int) -> Self | None:
-        """The cut with so many blocks for a group; None where groups don't fit, or some blocks would have no packs."""
-        group = _group(sizes, per_pack)
-        if group is None:
-            return None
-        for kept, most in _KEPT:
-            found = cls(sizes, per_pack, group, cluster, 0, kept)
-            found = cls(sizes, per_pack, group, cluster, found._threads(), kept)
-            if found.threads <= most:
-                return found if found._all_have_packs() else None
+        """The cut with so many blocks for a group; None where no group fits, or some blocks would have no packs."""
+        for group in _groups(sizes, per_pack):
+            every = [cls._keeping(sizes, per_pack, group, cluster, *kept) for kept in _KEPT]
+            found = [cut for cut in every if cut and cut._all_have_packs()]
+            if found:
+                return min(found, key=lambda cut: cut.waves)
         return None
+
+    @classmethod
+    def _keeping(cls, sizes: ImageSizes, per_pack: int, group: int, cluster: int, kept: int, most: int) -> Self | None:
+        """The cut whose threads keep so many packs; None where a block would have more than `most` threads.
+
+        Threads of a block are whole warps. Where a warp adds up a channel, there is one for each.
+        """
+        found = cls(sizes, per_pack, group, cluster, 0, kept)
+        if group == 1:
+            packs = blocks(found.packs, cluster * kept)
+        else:
+            packs = blocks(sizes.outer, cluster * kept) * found.across
+        warps = max(blocks(packs, WARP), 1 if sizes.inner == 1 else group)
+        return replace(found, threads=warps * WARP) if warps * WARP <= most else None
 
     @classmethod
     def of_case(cls, case: Case, cluster: int) -> Self | None:
@@ -118,23 +132,19 @@ class Whole:
 
     @property
     def cost(self) -> int:
-        """The bytes that the busiest multiprocessor moves, of x, z and y, and bytes for the time in which blocks meet."""
-        on_one = blocks(self.groups * self.cluster, cuda.multiprocessors())
-        moved = 3 * PACK_BYTES * blocks(self.packs, self.cluster)
-        return on_one * moved + (_MEETING if self.cluster > 1 else 0)
+        """The bytes that the busiest multiprocessor moves, and bytes for the time in which a cluster meets.
 
-    def _threads(self) -> int:
-        """Threads of a block, which are whole warps. Where a warp adds up a channel, there is one for each."""
-        if self.entry == "bn_whole_one":
-            return blocks(self.packs, self.cluster * self.kept * WARP) * WARP
-        along = blocks(self.sizes.outer, self.cluster * self.kept)
-        wanted = blocks(along * self.across, WARP) * WARP
-        return wanted if self.entry == "bn_whole_many" else max(wanted, self.group * WARP)
+        Memory gives 32 bytes at least, so packs of x and z that lie alone are read with a neighbour.
+        """
+        on_one = blocks(self.groups * self.cluster, cuda.multiprocessors())
+        read = 2 * max(PACK_BYTES, _SECTOR if self.across == 1 else 0)
+        moved = (read + PACK_BYTES) * blocks(self.packs, self.cluster)
+        return on_one * moved + (_MEETING * self.cluster.bit_length() if self.cluster > 1 else 0)
 
     def _all_have_packs(self) -> bool:
         """Whether each block has packs."""
         others = self.cluster - 1
-        if self.entry == "bn_whole_one":
+        if self.group == 1:
             return others * self.threads < self.packs
         return others * (self.threads // self.across) < self.sizes.outer
 
@@ -155,30 +165,29 @@ class Whole:
         )
 
 
-def _group(sizes: ImageSizes, per_pack: int) -> int | None:
-    """The fewest channels that are whole packs and whole bytes of the mask; None where no kernel has such a group.
+def _groups(sizes: ImageSizes, per_pack: int) -> list[int]:
+    """How many channels a group may have, which are whole packs and whole bytes of the mask; the best first.
 
-    Where channels are last, the group is 32 bytes of them if it can be: that is the least that memory moves.
+    Where channels are last, that is a sector of them.
     """
     if not 0 < sizes.elements < LIMIT_32:
-        return None
+        return []
     if sizes.inner == 1:
-        widths = [width for width in (2 * per_pack, _BYTE) if sizes.channels % width == 0]
-        return widths[0] if widths else None
+        return [width for width in dict.fromkeys((2 * per_pack, _BYTE)) if sizes.channels % width == 0]
     group = _BYTE // math.gcd(_BYTE, sizes.inner)
     across = group * sizes.inner // per_pack
     fits = sizes.inner >= per_pack and (group == 1 or across <= _MOST_THREADS)
-    return group if fits and sizes.channels % group == 0 else None
+    return [group] if fits and sizes.channels % group == 0 else []
 
 
 def rule(case: Case) -> int:
     """How many blocks own a group together where no table says so; 0 where the three kernels make the layer.
 
-    Launches and waits for memory are most of the time as long as all blocks run at once: then all of x and z is asked
-    for at the start. With more blocks, some would wait for others to end, while the three kernels keep memory busy.
+    Launches and waits for memory are most of the time of a small layer. With more waves of blocks there are more waits:
+    in a wave all blocks ask for memory first and write last, while the three kernels keep memory busy.
     """
-    cuts = [cut for size in _clusters() if (cut := Whole.of_case(case, size)) and cut.waves == 1]
-    return min(cuts, key=lambda cut: cut.cost).cluster if cuts else 0
+    cuts = [cut for size in _clusters() if (cut := Whole.of_case(case, size)) and cut.waves <= _MOST_WAVES]
+    return min(cuts, key=lambda cut: (cut.waves, cut.cost)).cluster if cuts else 0
 
 
 def _clusters() -> tuple[int, ...]:
@@ -192,10 +201,7 @@ def refusal(case: Case, cluster: int) -> str | None:
     cut = Whole.of_case(case, cluster)
     if cut is None:
         return "no kernel has groups of channels for such blocks"
-    return f"blocks come in more than {_MOST_WAVES} waves" if cut.waves > _MOST_WAVES else None
-
-
-_MOST_WAVES = 4
+    return f"blocks come in more than {_MOST_TRIED} waves" if cut.waves > _MOST_TRIED else None
 
 
 def built(case: Case, cluster: int) -> Built:

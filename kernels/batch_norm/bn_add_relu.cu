@@ -8,9 +8,10 @@
 // RESIDUAL (1; 0: there is no z, and step 5 reads none).
 //
 // y needs its channel's statistics, so every variant reads x twice: in a kernel that makes sums, and in a kernel that
-// makes y. A small kernel between them turns the sums of a channel into its scale and its shift. No kernel adds with
-// atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result
-// repeats bit by bit.
+// makes y. A small kernel between them turns the sums of a channel into its scale and its shift. Only small layers, whose
+// x a multiprocessor can keep, are made by one kernel in `tuned` (bn_add_relu_whole.cu). No kernel adds with atomics:
+// partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by
+// bit.
 //
 // The sums are of x - shift and of its square, in float. The shift lies among the values, so that little is lost when
 // the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard

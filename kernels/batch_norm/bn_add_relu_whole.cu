@@ -40,11 +40,14 @@ struct Cut {
   __device__ __forceinline__ unsigned first() const { return (blockIdx.x >> split) * group * rows.size; }
 };
 
-// A shift for the channel whose first element is number `first`.
-__device__ __forceinline__ float shift_of(const T* __restrict__ x, const Cut& cut, unsigned first) {
-  const auto at = [&](unsigned k) { return to_float(x[first + cut.seen[k]]); };
-  return median(at(0), at(1), at(2));
-}
+// Three values of the channel whose first element is number `first`, and the shift that they make.
+struct Seen {
+  T at[3];
+
+  __device__ __forceinline__ Seen(const T* __restrict__ x, const Cut& cut, unsigned first)
+      : at{x[first + cut.seen[0]], x[first + cut.seen[1]], x[first + cut.seen[2]]} {}
+  __device__ __forceinline__ float shift() const { return median(to_float(at[0]), to_float(at[1]), to_float(at[2])); }
+};
 
 // ---- Which packs a thread has: pack number j of the thread is there if has(j), and begins at element(j).
 
@@ -76,19 +79,20 @@ struct AtOnePlace {
   }
 };
 
-// ---- Forms of groups. shifts(x, shift): the shifts for the elements of the thread's packs. reduce(at): the block's sums
-//      of a channel, from each thread's sums of its packs' elements; only the thread that owns the channel gets them.
-//      owns(), channel(): whether the thread owns a channel of the group, and which one. scales(all): what apply_pack
-//      wants, from the scales and shifts of the group's channels.
+// ---- Forms of groups. seen(x): the values that shifts are made of. shifts(seen, shift): the shifts for the elements of
+//      the thread's packs. reduce(at): the block's sums of a channel, from each thread's sums of its packs' elements;
+//      only the thread that owns the channel gets them. owns(), channel(): whether the thread owns a channel of the
+//      group, and which one; if it owns none, any. scales(all): what apply_pack wants, from the scales and shifts of the
+//      group's channels.
 
 struct OneChannel : InTurn {
   __device__ __forceinline__ bool owns() const { return threadIdx.x == 0; }
   __device__ __forceinline__ unsigned channel() const { return 0; }
 
-  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
-    const float all = shift_of(x, cut, cut.first());
+  __device__ __forceinline__ Seen seen(const T* __restrict__ x) const { return {x, cut, cut.first()}; }
+  __device__ __forceinline__ void shifts(const Seen& seen, float (&shift)[SIZE]) const {
 #pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) shift[j] = all;
+    for (unsigned j = 0; j < SIZE; ++j) shift[j] = seen.shift();
   }
   __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
     __shared__ Sums warps[MOST_WARPS];
@@ -117,12 +121,17 @@ struct FewChannels : AtOnePlace {
   const unsigned row = cut.rows.quotient(place), left = (row + 1) * cut.rows.size - place;  // left: elements of the row
   const unsigned next = min(row + 1, cut.group - 1);
 
-  __device__ __forceinline__ bool owns() const { return threadIdx.x % WARP == 0 && channel() < cut.group; }
-  __device__ __forceinline__ unsigned channel() const { return threadIdx.x / WARP; }
+  __device__ __forceinline__ bool owns() const { return threadIdx.x % WARP == 0 && threadIdx.x < cut.group * WARP; }
+  __device__ __forceinline__ unsigned channel() const { return min(threadIdx.x / WARP, cut.group - 1); }
 
-  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
-    const float of_row = shift_of(x, cut, cut.first() + row * cut.rows.size);
-    const float of_next = shift_of(x, cut, cut.first() + next * cut.rows.size);
+  struct Both {
+    Seen of_row, of_next;
+  };
+  __device__ __forceinline__ Both seen(const T* __restrict__ x) const {
+    return {{x, cut, cut.first() + row * cut.rows.size}, {x, cut, cut.first() + next * cut.rows.size}};
+  }
+  __device__ __forceinline__ void shifts(const Both& seen, float (&shift)[SIZE]) const {
+    const float of_row = seen.of_row.shift(), of_next = seen.of_next.shift();
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) shift[j] = j < left ? of_row : of_next;
   }
@@ -138,14 +147,22 @@ struct FewChannels : AtOnePlace {
     both[1][threadIdx.x] = of_next;
     __syncthreads();
     Sums sum{};
-    if (channel() < cut.group) {
-      constexpr unsigned TOGETHER = 8;
-      const unsigned begin = channel() * cut.rows.size, from = (begin + SIZE - 1) / SIZE;
+    if (threadIdx.x < cut.group * WARP) {
+      constexpr unsigned TOGETHER = 8, STEP = WARP / TOGETHER;
+      const unsigned begin = threadIdx.x / WARP * cut.rows.size, from = (begin + SIZE - 1) / SIZE;
       const unsigned to = (begin + cut.rows.size + SIZE - 1) / SIZE, lane = threadIdx.x % WARP;
       for (unsigned i = (from ? from - 1 : 0) + lane % TOGETHER; i < to; i += TOGETHER) {
         const Sums(&parts)[MOST_THREADS] = both[i < from];
-#pragma unroll 4
-        for (unsigned k = lane / TOGETHER; k < along; k += WARP / TOGETHER) sum.add(parts[k * cut.across.size + i]);
+#pragma unroll 1
+        for (unsigned first = lane / TOGETHER; first < along; first += 4 * STEP) {
+          Sums four[4] = {};
+#pragma unroll
+          for (unsigned k = 0; k < 4; ++k) {
+            if (first + k * STEP < along) four[k] = parts[(first + k * STEP) * cut.across.size + i];
+          }
+#pragma unroll
+          for (const Sums& each : four) sum.add(each);
+        }
       }
     }
     sum.add_lanes(WARP);
@@ -168,15 +185,19 @@ struct ManyChannels : AtOnePlace {
   static constexpr unsigned SHARE = WARP / (2 * SIZE);  // lanes with the same sum, but for their places
 
   __device__ __forceinline__ bool owns() const { return threadIdx.x < cut.group; }
-  __device__ __forceinline__ unsigned channel() const { return threadIdx.x; }
+  __device__ __forceinline__ unsigned channel() const { return min(threadIdx.x, cut.group - 1); }
 
-  __device__ __forceinline__ void shifts(const T* __restrict__ x, float (&shift)[SIZE]) const {
-    Pack<T> seen[3];
-#pragma unroll
-    for (unsigned k = 0; k < 3; ++k) seen[k] = load_pack(x + cut.first() + place + cut.seen[k]);
+  struct Packs {
+    Pack<T> at[3];
+  };
+  __device__ __forceinline__ Packs seen(const T* __restrict__ x) const {
+    const T* from = x + cut.first() + place;
+    return {load_pack(from + cut.seen[0]), load_pack(from + cut.seen[1]), load_pack(from + cut.seen[2])};
+  }
+  __device__ __forceinline__ void shifts(const Packs& seen, float (&shift)[SIZE]) const {
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) {
-      shift[j] = median(to_float(seen[0].at[j]), to_float(seen[1].at[j]), to_float(seen[2].at[j]));
+      shift[j] = median(to_float(seen.at[0].at[j]), to_float(seen.at[1].at[j]), to_float(seen.at[2].at[j]));
     }
   }
   // Leaves in values[0] the lane's sum. Kept: values that a lane keeps.
@@ -247,7 +268,8 @@ struct Blocks {
   }
   // Adds up the sums of a channel, of which each block has a thread.
   __device__ __forceinline__ void add(Sums& sum, unsigned channel) const {
-    __shared__ Sums parts[MOST_GROUP][8];
+    constexpr unsigned MOST_BLOCKS = 8;
+    __shared__ alignas(8) Sums parts[MOST_GROUP][MOST_BLOCKS];  // each is sent at once
     if (cut.split == 0) return;
     const unsigned place = shared_address(&parts[channel][cut.rank()]), count = 1u << cut.split;
 #pragma unroll 1
@@ -260,8 +282,11 @@ struct Blocks {
                    : "memory");
     }
     mbarrier::wait_for_cluster(arrival, 0);
-    sum = parts[channel][0];
-    for (unsigned from = 1; from < count; ++from) sum.add(parts[channel][from]);
+    sum = {};
+#pragma unroll
+    for (unsigned from = 0; from < MOST_BLOCKS; ++from) {
+      if (from < count) sum.add(parts[channel][from]);
+    }
   }
 #else  // clusters came with sm_90
   __device__ __forceinline__ explicit Blocks(const Cut&) {}
@@ -270,17 +295,17 @@ struct Blocks {
 #endif
 };
 
-// ---- The statistics of a channel, as bn_finish makes them, by the thread that owns it. It asks for what it needs at the
-//      start.
+// ---- The statistics of a channel, as bn_finish makes them.
 struct Channel {
-  float gamma, beta, old_mean, old_variance, shift;
+  float gamma, beta, old_mean, old_variance;
+  Seen seen;
   double mean, variance;
   float invstd;
 
   // Gives the scale and the shift that normalise the channel's elements.
   __device__ __forceinline__ float2 finish(const Sums& sums, const Cut& cut) {
     const double distance = sums.sum * cut.share, difference = sums.squares * cut.share - distance * distance;
-    mean = shift + distance;
+    mean = seen.shift() + distance;
     // Rounding may make a small variance negative; a NaN stays.
     variance = difference < 0.0 ? 0.0 : difference;
     // A root and a division in double would take longer than all else here.
@@ -297,27 +322,29 @@ __device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x,
                                       float* __restrict__ mean_out, float* __restrict__ invstd_out,
                                       T* __restrict__ y, unsigned char* __restrict__ mask, const Cut& cut) {
   __shared__ float2 scale_shift[MOST_GROUP];
+  // All loads come before anything that needs one of them. Every thread asks for what only owners need: in a branch the
+  // compiler would put what needs it.
+  unsigned first[WHOLE];
   Pack<T> values[WHOLE] = {}, residual[WHOLE] = {};
 #pragma unroll
   for (unsigned j = 0; j < WHOLE; ++j) {
-    if (form.has(j)) values[j] = load_pack(x + form.element(j));
+    first[j] = form.element(j);
+    if (form.has(j)) values[j] = load_pack(x + first[j]);
   }
-  float shift[SIZE];
-  form.shifts(x, shift);
+  const auto seen = form.seen(x);
   if constexpr (RESIDUAL) {
 #pragma unroll
     for (unsigned j = 0; j < WHOLE; ++j) {
-      if (form.has(j)) residual[j] = load_pack(z + form.element(j));
+      if (form.has(j)) residual[j] = load_pack(z + first[j]);
     }
   }
   const unsigned number = (blockIdx.x >> cut.split) * cut.group + form.channel();
-  Channel channel{};
-  if (form.owns()) {
-    channel = {gamma[number], beta[number], running_mean[number], running_var[number],
-               shift_of(x, cut, cut.first() + form.channel() * cut.rows.size)};
-  }
+  Channel channel{gamma[number], beta[number], running_mean[number], running_var[number],
+                  {x, cut, cut.first() + form.channel() * cut.rows.size}};
   const Blocks blocks(cut);
 
+  float shift[SIZE];
+  form.shifts(seen, shift);
   Sums at[SIZE] = {};
 #pragma unroll
   for (unsigned j = 0; j < WHOLE; ++j) {
@@ -340,9 +367,9 @@ __device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x,
     unsigned bits = 0;
     if (form.has(j)) {
       bits = apply_pack(values[j], residual[j], scales);
-      store_pack(y + form.element(j), values[j]);
+      store_pack(y + first[j], values[j]);
     }
-    store_bits_of_pack<T>(mask, form.element(j) / SIZE, bits, form.has(j) ? mask_bytes : 0);
+    store_bits_of_pack<T>(mask, first[j] / SIZE, bits, form.has(j) ? mask_bytes : 0);
   }
   if (form.owns() && cut.rank() == 0) {
     mean_out[number] = static_cast<float>(channel.mean);
@@ -356,7 +383,7 @@ __device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x,
 }
 
 #define KERNEL(NAME, FORM)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                         \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)                                                      \
       NAME(const T* __restrict__ x, const T* __restrict__ z, const float* __restrict__ gamma,                        \
            const float* __restrict__ beta, float* __restrict__ running_mean, float* __restrict__ running_var,        \
            float* __restrict__ mean, float* __restrict__ invstd, T* __restrict__ y,                                  \

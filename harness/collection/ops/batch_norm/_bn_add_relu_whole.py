@@ -1,7 +1,7 @@
 """How one kernel makes all of a small layer of bn_add_relu. Twin of kernels/batch_norm/bn_add_relu_whole.cu.
 
 A block, or a cluster of blocks, owns a group of neighbouring channels, and keeps x and z of the group in registers. So
-layers have such a plan as long as groups are whole packs of 16 bytes and whole bytes of the mask, and threads have room.
+a layer has such a plan if groups are whole packs of 16 bytes and whole bytes of the mask, and threads have room.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.ops import ITEMSIZE, Built, Context, Launch, Tensors
 FILE = "bn_add_relu_whole.cu"
 CLUSTERS = (1, 2, 4, MOST_BLOCKS)
 """How many blocks may own a group together."""
-REGISTERS = {1: 64, 2: 64, 4: 104, 8: 128}
+REGISTERS = {1: 64, 2: 80, 4: 104, 8: 128}
 """The most registers of a thread of the three kernels, by the packs of x that it keeps."""
 _ALL_REGISTERS = 65_536  # of a multiprocessor, on every architecture from sm_80 to sm_120
 _BYTE = 8  # elements of a byte of the mask
@@ -71,25 +71,12 @@ class Whole:
     def of(cls, sizes: ImageSizes, per_pack: int, cluster: int) -> Self | None:
         """The cut with so many blocks for a group; None where no group fits, or some blocks would have no packs."""
         for group in _groups(sizes, per_pack):
-            every = [cls._keeping(sizes, per_pack, group, cluster, *kept) for kept in _KEPT]
+            alone = cls(sizes, per_pack, group, cluster, 0, 0)
+            every = [alone._keeping(kept, most) for kept, most in _KEPT]
             found = [cut for cut in every if cut and cut._all_have_packs()]
             if found:
                 return min(found, key=lambda cut: cut.waves)
         return None
-
-    @classmethod
-    def _keeping(cls, sizes: ImageSizes, per_pack: int, group: int, cluster: int, kept: int, most: int) -> Self | None:
-        """The cut whose threads keep so many packs; None where a block would have more than `most` threads.
-
-        Threads of a block are whole warps. Where a warp adds up a channel, there is one for each.
-        """
-        found = cls(sizes, per_pack, group, cluster, 0, kept)
-        if group == 1:
-            packs = blocks(found.packs, cluster * kept)
-        else:
-            packs = blocks(sizes.outer, cluster * kept) * found.across
-        warps = max(blocks(packs, WARP), 1 if sizes.inner == 1 else group)
-        return replace(found, threads=warps * WARP) if warps * WARP <= most else None
 
     @classmethod
     def of_case(cls, case: Case, cluster: int) -> Self | None:
@@ -116,10 +103,9 @@ class Whole:
         """The kernel for a group of one channel, of few channels in rows, or of many channels that are last."""
         return "bn_whole_one" if self.group == 1 else "bn_whole_many" if self.sizes.inner == 1 else "bn_whole_few"
 
-    @property
-    def macros(self) -> dict[str, int]:
-        """What the kernel is compiled with, besides the type."""
-        return {"WHOLE": self.kept}
+    def macros(self, dtype: str) -> dict[str, str | int]:
+        """What the kernel is compiled with."""
+        return {"SCALAR": CUDA_TYPE[dtype], "WHOLE": self.kept}
 
     @property
     def waves(self) -> int:
@@ -140,6 +126,18 @@ class Whole:
         read = 2 * max(PACK_BYTES, _SECTOR if self.across == 1 else 0)
         moved = (read + PACK_BYTES) * blocks(self.packs, self.cluster)
         return on_one * moved + (_MEETING * self.cluster.bit_length() if self.cluster > 1 else 0)
+
+    def _keeping(self, kept: int, most: int) -> Self | None:
+        """The same with so many packs a thread; None where a block would have more than `most` threads.
+
+        Threads of a block are whole warps. Where a warp adds up a channel, there is one for each.
+        """
+        if self.group == 1:
+            packs = blocks(self.packs, self.cluster * kept)
+        else:
+            packs = blocks(self.sizes.outer, self.cluster * kept) * self.across
+        warps = max(blocks(packs, WARP), 1 if self.sizes.inner == 1 else self.group)
+        return replace(self, threads=warps * WARP, kept=kept) if warps * WARP <= most else None
 
     def _all_have_packs(self) -> bool:
         """Whether each block has packs."""
@@ -208,15 +206,14 @@ def built(case: Case, cluster: int) -> Built:
     """What is compiled."""
     cut = Whole.of_case(case, cluster)
     assert cut
-    macros = {"SCALAR": CUDA_TYPE[case.dtype], **cut.macros}
-    return Built(FILE, cut.entry, macros, cut.threads, cluster=cluster)
+    return Built(FILE, cut.entry, cut.macros(case.dtype), cut.threads, cluster=cluster)
 
 
 def launch_of(ctx: Context, cluster: int, otherwise: Callable[[Tensors], None]) -> Launch:
     """The launch of the kernel; `otherwise` runs where x, z or y doesn't begin on 16 bytes."""
     cut = Whole.of_case(ctx.case, cluster)
     assert cut
-    kernel = ctx.kernel(FILE, cut.entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], **cut.macros})
+    kernel = ctx.kernel(FILE, cut.entry, cut.macros(ctx.case.dtype))
     grid, together, told = cut.groups * cluster, cluster if cluster > 1 else None, cut.cut()
 
     def launch(t: Tensors) -> None:

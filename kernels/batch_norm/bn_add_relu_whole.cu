@@ -6,9 +6,6 @@
 // z at once, and keep it in registers. They add up x, tell each other the sums in shared memory, and write y from the
 // registers. There is one wait for memory, and no sums are written to memory.
 //
-// A group has as many channels as whole packs and whole bytes of the mask need: one where a row is a multiple of eight
-// elements, eight where it is odd, 16 or 32 bytes of channels where these are last. Tensors begin on 16 bytes.
-//
 // The sums are of x - shift, as in bn_add_relu.cu: a shift is the median of three values of the whole channel.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16); WHOLE: packs of x, and as many of z, that a thread keeps; RESIDUAL.
@@ -22,23 +19,7 @@
 #endif
 
 #include "bn_add_relu_parts.cuh"
-#include "../include/bitmask.cuh"
-#include "../include/fastdiv.cuh"
-#include "../rows/mbarrier.cuh"
-
-constexpr unsigned MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / WARP, MOST_GROUP = 16;
-
-// How a launch cuts the tensor. Twin of _Cut in _bn_add_relu_whole.py.
-struct Cut {
-  double share, unbiased;          // 1 / elements of a channel; the factor from the variance to the unbiased one
-  Divisor<unsigned> across, rows;  // packs of a group in a sample; elements of a row
-  unsigned samples, sample;        // number of samples, elements of one
-  unsigned group, split;           // channels of a group; 2^split blocks share it
-  unsigned seen[3];                // the elements that a shift is made of, counted from the first one of the channel
-
-  __device__ __forceinline__ unsigned rank() const { return blockIdx.x & ((1u << split) - 1); }
-  __device__ __forceinline__ unsigned first() const { return (blockIdx.x >> split) * group * rows.size; }
-};
+#include "bn_whole.cuh"
 
 // Three values of the channel whose first element is number `first`, and the shift that they make.
 struct Seen {
@@ -49,81 +30,18 @@ struct Seen {
   __device__ __forceinline__ float shift() const { return median(to_float(at[0]), to_float(at[1]), to_float(at[2])); }
 };
 
-// ---- Which packs a thread has: pack number j of the thread is there if has(j), and begins at element(j).
+// ---- Forms of groups with shifts. seen(x): the values that shifts are made of. shifts(seen, shift): the shifts for the
+//      elements of the thread's packs.
 
-// Neighbouring threads have neighbouring packs, also over the ends of samples.
-struct InTurn {
-  const Cut& cut;
-  const unsigned number = cut.rank() * blockDim.x + threadIdx.x, step = blockDim.x << cut.split;
-
-  __device__ __forceinline__ bool has(unsigned j) const {
-    return number + j * step < cut.samples * cut.across.size;
-  }
-  __device__ __forceinline__ unsigned element(unsigned j) const {
-    const unsigned pack = number + j * step, sample = cut.across.quotient(pack);
-    return cut.first() + sample * cut.sample + (pack - sample * cut.across.size) * SIZE;
-  }
-};
-
-// All packs of a thread lie at the same place of a sample, so that their elements number k are of one channel.
-// `along` threads have packs at one place.
-struct AtOnePlace {
-  const Cut& cut;
-  const unsigned along = cut.across.quotient(blockDim.x), own = cut.across.quotient(threadIdx.x);
-  const unsigned place = (threadIdx.x - own * cut.across.size) * SIZE;
-  const unsigned first = own < along ? cut.rank() * along + own : cut.samples, step = along << cut.split;
-
-  __device__ __forceinline__ bool has(unsigned j) const { return first + j * step < cut.samples; }
-  __device__ __forceinline__ unsigned element(unsigned j) const {
-    return cut.first() + place + (first + j * step) * cut.sample;
-  }
-};
-
-// ---- Forms of groups. seen(x): the values that shifts are made of. shifts(seen, shift): the shifts for the elements of
-//      the thread's packs. reduce(at): the block's sums of a channel, from each thread's sums of its packs' elements;
-//      only the thread that owns the channel gets them. owns(), channel(): whether the thread owns a channel of the
-//      group, and which one; if it owns none, any. scales(all): what apply_pack wants, from the scales and shifts of the
-//      group's channels.
-
-struct OneChannel : InTurn {
-  __device__ __forceinline__ bool owns() const { return threadIdx.x == 0; }
-  __device__ __forceinline__ unsigned channel() const { return 0; }
-
+struct One : OneChannel {
   __device__ __forceinline__ Seen seen(const T* __restrict__ x) const { return {x, cut, cut.first()}; }
   __device__ __forceinline__ void shifts(const Seen& seen, float (&shift)[SIZE]) const {
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) shift[j] = seen.shift();
   }
-  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
-    __shared__ Sums warps[MOST_WARPS];
-    Sums sum = at[0];
-#pragma unroll
-    for (unsigned j = 1; j < SIZE; ++j) sum.add(at[j]);
-    sum.add_lanes(WARP);
-    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = sum;
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-      sum = threadIdx.x < blockDim.x / WARP ? warps[threadIdx.x] : Sums{};
-      sum.add_lanes(MOST_WARPS);
-    }
-    return sum;
-  }
-  struct Scales {
-    float2 all;
-    __device__ __forceinline__ float2 at(unsigned) const { return all; }
-  };
-  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const { return {all[0]}; }
 };
 
-// Rows of a pack or more. A pack meets two rows at most: the one that it begins in, and the next one. A warp adds up a
-// channel: in turns of eight packs and four samples, since rows may have few packs or many.
-struct FewChannels : AtOnePlace {
-  const unsigned row = cut.rows.quotient(place), left = (row + 1) * cut.rows.size - place;  // left: elements of the row
-  const unsigned next = min(row + 1, cut.group - 1);
-
-  __device__ __forceinline__ bool owns() const { return threadIdx.x % WARP == 0 && threadIdx.x < cut.group * WARP; }
-  __device__ __forceinline__ unsigned channel() const { return min(threadIdx.x / WARP, cut.group - 1); }
-
+struct Few : FewChannels {
   struct Both {
     Seen of_row, of_next;
   };
@@ -135,58 +53,9 @@ struct FewChannels : AtOnePlace {
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) shift[j] = j < left ? of_row : of_next;
   }
-  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
-    __shared__ Sums both[2][MOST_THREADS];
-    Sums of_row{}, of_next{};
-#pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) {
-      if (j < left) of_row.add(at[j]);
-      if (j >= left) of_next.add(at[j]);
-    }
-    both[0][threadIdx.x] = of_row;
-    both[1][threadIdx.x] = of_next;
-    __syncthreads();
-    Sums sum{};
-    if (threadIdx.x < cut.group * WARP) {
-      constexpr unsigned TOGETHER = 8, STEP = WARP / TOGETHER;
-      const unsigned begin = threadIdx.x / WARP * cut.rows.size, from = (begin + SIZE - 1) / SIZE;
-      const unsigned to = (begin + cut.rows.size + SIZE - 1) / SIZE, lane = threadIdx.x % WARP;
-      for (unsigned i = (from ? from - 1 : 0) + lane % TOGETHER; i < to; i += TOGETHER) {
-        const Sums(&parts)[MOST_THREADS] = both[i < from];
-#pragma unroll 1
-        for (unsigned first = lane / TOGETHER; first < along; first += 4 * STEP) {
-          Sums four[4] = {};
-#pragma unroll
-          for (unsigned k = 0; k < 4; ++k) {
-            if (first + k * STEP < along) four[k] = parts[(first + k * STEP) * cut.across.size + i];
-          }
-#pragma unroll
-          for (const Sums& each : four) sum.add(each);
-        }
-      }
-    }
-    sum.add_lanes(WARP);
-    return sum;
-  }
-  struct Scales {
-    float2 of_row, of_next;
-    unsigned left;
-    __device__ __forceinline__ float2 at(unsigned j) const { return j < left ? of_row : of_next; }
-  };
-  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const {
-    return {all[row], all[next], left};
-  }
 };
 
-// Rows of one element: a place has a pack of channels, and a group one or two places. The lanes of a warp with the same
-// place add up its sums in halves: a lane keeps a half of its sums, gives the other half to a lane that keeps that, and
-// so on, until each lane has one sum of all. So 16 sums take 15 shuffles, in place of 64.
-struct ManyChannels : AtOnePlace {
-  static constexpr unsigned SHARE = WARP / (2 * SIZE);  // lanes with the same sum, but for their places
-
-  __device__ __forceinline__ bool owns() const { return threadIdx.x < cut.group; }
-  __device__ __forceinline__ unsigned channel() const { return min(threadIdx.x, cut.group - 1); }
-
+struct Many : ManyChannels {
   struct Packs {
     Pack<T> at[3];
   };
@@ -200,99 +69,6 @@ struct ManyChannels : AtOnePlace {
       shift[j] = median(to_float(seen.at[0].at[j]), to_float(seen.at[1].at[j]), to_float(seen.at[2].at[j]));
     }
   }
-  // Leaves in values[0] the lane's sum. Kept: values that a lane keeps.
-  template <unsigned Kept>
-  static __device__ __forceinline__ void halve(float (&values)[2 * SIZE]) {
-    const bool upper = threadIdx.x & Kept * SHARE;
-#pragma unroll
-    for (unsigned i = 0; i < Kept; ++i) {
-      const float low = values[i], high = values[i + Kept];
-      values[i] = (upper ? high : low) + __shfl_xor_sync(ALL_LANES, upper ? low : high, Kept * SHARE);
-    }
-    if constexpr (Kept > 1) halve<Kept / 2>(values);
-  }
-  __device__ __forceinline__ Sums reduce(const Sums (&at)[SIZE]) const {
-    __shared__ float warps[MOST_WARPS][WARP];
-    const unsigned lane = threadIdx.x % WARP;
-    float values[2 * SIZE];
-#pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) values[2 * j] = at[j].sum, values[2 * j + 1] = at[j].squares;
-    halve<SIZE>(values);
-    for (unsigned step = SHARE / 2; step >= cut.across.size; step /= 2) {
-      values[0] += __shfl_xor_sync(ALL_LANES, values[0], step);
-    }
-    warps[threadIdx.x / WARP][lane] = values[0];
-    __syncthreads();
-    if (threadIdx.x >= WARP) return {};
-    float total = 0.0f;
-#pragma unroll 4
-    for (unsigned warp = 0; warp < blockDim.x / WARP; ++warp) total += warps[warp][lane];
-    const unsigned from = lane % SIZE * 2 * SHARE + lane / SIZE % cut.across.size;
-    return {__shfl_sync(ALL_LANES, total, from), __shfl_sync(ALL_LANES, total, from + SHARE)};
-  }
-  struct Scales {
-    float2 own[SIZE];
-    __device__ __forceinline__ float2 at(unsigned j) const { return own[j]; }
-  };
-  __device__ __forceinline__ Scales scales(const float2 (&all)[MOST_GROUP]) const {
-    Scales found;
-#pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) found.own[j] = all[place + j];
-    return found;
-  }
-};
-
-// ---- The blocks that share a group. Each sends its sums to the shared memory of all of them, which add what came in the
-//      same order. A block that is alone sends nothing.
-struct Blocks {
-#if __CUDA_ARCH__ >= 900
-  const Cut& cut;
-  unsigned arrival;
-
-  // No block may send anything to a block that hasn't started, so each announces itself here.
-  __device__ __forceinline__ explicit Blocks(const Cut& of) : cut(of) {
-    __shared__ unsigned long long barrier;
-    arrival = shared_address(&barrier);
-    if (cut.split == 0) return;
-    if (threadIdx.x == 0) {
-      mbarrier::init(arrival);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __cluster_barrier_arrive_relaxed();
-  }
-  // Waits until all of them have started. A barrier of the block must follow before anything is sent.
-  __device__ __forceinline__ void meet() const {
-    if (cut.split == 0) return;
-    __cluster_barrier_wait();
-    if (threadIdx.x == 0) mbarrier::expect(arrival, static_cast<unsigned>(sizeof(Sums)) * cut.group << cut.split);
-  }
-  // Adds up the sums of a channel, of which each block has a thread.
-  __device__ __forceinline__ void add(Sums& sum, unsigned channel) const {
-    constexpr unsigned MOST_BLOCKS = 8;
-    __shared__ alignas(8) Sums parts[MOST_GROUP][MOST_BLOCKS];  // each is sent at once
-    if (cut.split == 0) return;
-    const unsigned place = shared_address(&parts[channel][cut.rank()]), count = 1u << cut.split;
-#pragma unroll 1
-    for (unsigned to = 0; to < count; ++to) {
-      unsigned remote, remote_arrival;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(place), "r"(to));
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_arrival) : "r"(arrival), "r"(to));
-      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(remote),
-                   "f"(sum.sum), "f"(sum.squares), "r"(remote_arrival)
-                   : "memory");
-    }
-    mbarrier::wait_for_cluster(arrival, 0);
-    sum = {};
-#pragma unroll
-    for (unsigned from = 0; from < MOST_BLOCKS; ++from) {
-      if (from < count) sum.add(parts[channel][from]);
-    }
-  }
-#else  // clusters came with sm_90
-  __device__ __forceinline__ explicit Blocks(const Cut&) {}
-  __device__ __forceinline__ void meet() const {}
-  __device__ __forceinline__ void add(Sums&, unsigned) const {}
-#endif
 };
 
 // ---- The statistics of a channel, as bn_finish makes them.
@@ -360,7 +136,7 @@ __device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x,
   }
   __syncthreads();
 
-  const auto scales = form.scales(scale_shift);
+  const auto scales = form.each([&](unsigned c) { return scale_shift[c]; });
   const unsigned elements = cut.samples * cut.sample, mask_bytes = (elements + 31) / 32 * 4;
 #pragma unroll
   for (unsigned j = 0; j < WHOLE; ++j) {
@@ -388,8 +164,8 @@ __device__ __forceinline__ void whole(const Form& form, const T* __restrict__ x,
            const float* __restrict__ beta, float* __restrict__ running_mean, float* __restrict__ running_var,        \
            float* __restrict__ mean, float* __restrict__ invstd, T* __restrict__ y,                                  \
            unsigned char* __restrict__ mask, const Cut cut) {                                                        \
-    whole(FORM{{cut}}, x, z, gamma, beta, running_mean, running_var, mean, invstd, y, mask, cut);                    \
+    whole(FORM{{{cut}}}, x, z, gamma, beta, running_mean, running_var, mean, invstd, y, mask, cut);                    \
   }
-KERNEL(bn_whole_one, OneChannel)
-KERNEL(bn_whole_few, FewChannels)
-KERNEL(bn_whole_many, ManyChannels)
+KERNEL(bn_whole_one, One)
+KERNEL(bn_whole_few, Few)
+KERNEL(bn_whole_many, Many)

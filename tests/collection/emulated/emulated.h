@@ -183,6 +183,8 @@ inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
   const auto byte = [](int x) { return static_cast<unsigned>(std::clamp(x, -128, 127)) & 0xffu; };
   to = above << 16 | byte(high) << 8 | byte(low);
 }
+// The sign of each half of x, over all of the half.
+inline void spread_signs(unsigned& to, unsigned x) { to = (x >> 15 & 1) * 0xffffu | (x >> 31) * 0xffff0000u; }
 inline void load_words(unsigned& a, unsigned& b, const void* from) {
   const unsigned* words = static_cast<const unsigned*>(from);
   a = words[0], b = words[1];

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import cuda
-from harness.collection.ops.batch_norm import _bn_add_relu_whole
+from harness.collection.ops.batch_norm import _whole
 from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
 from harness.model import Case
@@ -44,7 +44,7 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     """Why a tensor can't be cut so."""
     sizes, per_pack, turns = ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype], int(plan["turns"])
     if plan["whole"]:
-        return "one kernel has no turns" if turns else _bn_add_relu_whole.refusal(case, int(plan["whole"]))
+        return "one kernel has no turns" if turns else _whole.refusal(case, int(plan["whole"]))
     if not turns:
         return None
     if is_of_pieces(sizes, per_pack):
@@ -57,18 +57,27 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     return f"a channel has more than {MOST_SLOTS} partial sums" if slots > MOST_SLOTS else None
 
 
+WHOLE = _whole.WholeKernel(
+    "bn_add_relu_whole.cu",
+    "bn_whole",
+    packs=("x", "z", "y"),
+    arguments=("x", "z", "gamma", "beta", "running_mean", "running_var", "mean", "invstd", "y", "mask"),
+)
+"""The kernel of small layers."""
+
+
 def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
-    return {"turns": (0, *TURNS), "whole": (0, *_bn_add_relu_whole.CLUSTERS)}
+    return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
 
 
 def _rule(case: Case) -> Plan:
-    return {"turns": 0, "whole": _bn_add_relu_whole.rule(case)}
+    return {"turns": 0, "whole": _whole.rule(case)}
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     """The kernels for sums aren't compiled for a number of turns."""
     if plan["whole"]:
-        yield _bn_add_relu_whole.built(case, int(plan["whole"]))
+        yield WHOLE.built(case, int(plan["whole"]))
 
 
 TUNING = Tuning(_parameters, _rule, _refuse, _kernels)

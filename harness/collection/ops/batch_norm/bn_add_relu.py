@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.batch_norm import _bn_add_relu_whole
 from harness.collection.ops.batch_norm._batch_norm import (
     CHOICES,
     EPSILON,
@@ -32,7 +31,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     of_channels,
 )
 from harness.collection.ops.batch_norm._bn_add_relu_check import check, make, reference
-from harness.collection.ops.batch_norm._bn_add_relu_cut import TUNING, RowPieces, StatisticsCut, is_of_pieces
+from harness.collection.ops.batch_norm._bn_add_relu_cut import TUNING, WHOLE, RowPieces, StatisticsCut, is_of_pieces
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
@@ -260,7 +259,7 @@ def tuned(ctx: Context) -> Launch:
     plan = ctx.plan()
     turns, cluster = (int(plan[name]) for name in ("turns", "whole")) if plan else (0, 0)
     three = _three_kernels(ctx, turns)
-    return _bn_add_relu_whole.launch_of(ctx, cluster, three) if cluster else three
+    return WHOLE.launch_of(ctx, cluster, three) if cluster else three
 
 
 def _three_kernels(ctx: Context, turns: int) -> Callable[[Tensors], None]:

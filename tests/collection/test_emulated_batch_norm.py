@@ -1,4 +1,4 @@
-"""The one kernel of small layers of bn_add_relu on a CPU: all forms of groups, in blocks and clusters."""
+"""Small layers of batch norm and its backward on a CPU, in one kernel: all forms of groups, in blocks and clusters."""
 
 from __future__ import annotations
 
@@ -65,3 +65,20 @@ def test_statistics_y_and_bits_are_right_in_any_order_of_threads(catalogue, gpu,
     for gpu.order, change in ((1, as_it_is), (2, far if several else as_it_is), (0, spoiled if several else as_it_is)):
         assert complaint(gpu, op, case, plan={"turns": 0, "whole": cluster}, change=change) is None, change
     assert {*gpu.launched} == {f"bn_whole_{form}"}
+
+
+def infinite(inputs):
+    """An infinity and a NaN where the bit is 0, which count for nothing."""
+    dy = inputs.dy.view(-1)
+    masked = (inputs.y.view(-1) <= 0).nonzero().view(-1)
+    if len(masked) > 1:
+        dy[masked[0]], dy[masked[-1]] = math.inf, math.nan
+
+
+@pytest.mark.parametrize(("dtype", "shape", "layout", "cluster", "form"), CASES)
+def test_sums_dx_and_dz_are_right_in_any_order_of_threads(catalogue, gpu, dtype, shape, layout, cluster, form):
+    op = catalogue["bn_add_relu_grad"]
+    case = case_of(op, "tuned", dtype, dict(zip("NCHW", shape, strict=True)) | {"layout": layout})
+    for gpu.order, change in ((1, as_it_is), (2, infinite)):
+        assert complaint(gpu, op, case, plan={"turns": 0, "whole": cluster}, change=change) is None, change
+    assert {*gpu.launched} == {f"bn_whole_grad_{form}"}

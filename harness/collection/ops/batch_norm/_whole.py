@@ -1,6 +1,6 @@
-"""How one kernel makes all of a small layer of bn_add_relu. Twin of kernels/batch_norm/bn_add_relu_whole.cu.
+"""How one kernel makes a small layer of bn_add_relu, or of its backward. Twin of kernels/batch_norm/bn_whole.cuh.
 
-A block, or a cluster of blocks, owns a group of neighbouring channels, and keeps x and z of the group in registers. So
+A block, or a cluster of blocks, owns a group of neighbouring channels, and keeps two tensors of them in registers. So
 a layer has such a plan if groups are whole packs of 16 bytes and whole bytes of the mask, and threads have room.
 """
 
@@ -10,6 +10,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Self
 
 from harness import cuda
@@ -19,21 +20,20 @@ from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, b
 from harness.model import Case
 from harness.ops import ITEMSIZE, Built, Context, Launch, Tensors
 
-FILE = "bn_add_relu_whole.cu"
 CLUSTERS = (1, 2, 4, MOST_BLOCKS)
 """How many blocks may own a group together."""
 REGISTERS = {1: 64, 2: 80, 4: 104, 8: 128}
-"""The most registers of a thread of the three kernels, by the packs of x that it keeps."""
+"""The most registers of a thread of the kernels, by the packs of each tensor that it keeps."""
 _ALL_REGISTERS = 65_536  # of a multiprocessor, on every architecture from sm_80 to sm_120
 _BYTE = 8  # elements of a byte of the mask
 _SECTOR = 32  # bytes that memory gives at least
 _MOST_THREADS = 512
-# Packs of x that a thread keeps, and the threads that a block then has at most. All loads are under way at once in any
-# case; few warps meet sooner than many.
+# Packs of each tensor that a thread keeps, and the threads that a block then has at most. All loads are under way at
+# once in any case; few warps meet sooner than many.
 _KEPT = ((1, 256), (2, 256), (4, 256), (4, _MOST_THREADS), (8, 256), (8, _MOST_THREADS))
-# Estimates. A cluster meets in the time in which a multiprocessor moves so many bytes, and half of the time if it has
-# half of the blocks, and so on.
-_MEETING = 24 * 1024
+# An estimate: blocks of a cluster meet in the time in which a multiprocessor reads so many bytes, times 2 for two of
+# them, 3 for four, 4 for eight.
+_MEETING = 16 * 1024
 _MOST_WAVES, _MOST_TRIED = 2, 4  # of blocks, by the rule and by a search
 
 
@@ -57,7 +57,7 @@ class _Cut(ctypes.Structure):
 class Whole:
     """The layer as the kernel cuts it: `cluster` blocks of `threads` for each group of `group` channels.
 
-    per_pack: elements of 16 bytes. kept: packs of x that a thread keeps at most.
+    per_pack: elements of 16 bytes. kept: packs of each of two tensors that a thread keeps at most.
     """
 
     sizes: ImageSizes
@@ -99,9 +99,9 @@ class Whole:
         return self.sizes.channels // self.group
 
     @property
-    def entry(self) -> str:
-        """The kernel for a group of one channel, of few channels in rows, or of many channels that are last."""
-        return "bn_whole_one" if self.group == 1 else "bn_whole_many" if self.sizes.inner == 1 else "bn_whole_few"
+    def form(self) -> str:
+        """How the kernel's name ends: for a group of one channel, of few channels in rows, or of many that are last."""
+        return "one" if self.group == 1 else "many" if self.sizes.inner == 1 else "few"
 
     def macros(self, dtype: str) -> dict[str, str | int]:
         """What the kernel is compiled with."""
@@ -118,14 +118,13 @@ class Whole:
 
     @property
     def cost(self) -> int:
-        """The bytes that the busiest multiprocessor moves, and bytes for the time in which a cluster meets.
+        """The bytes that the busiest multiprocessor reads, and bytes for the time in which a cluster meets.
 
-        Memory gives 32 bytes at least, so packs of x and z that lie alone are read with a neighbour.
+        Memory gives 32 bytes at least, so packs that lie alone are read with a neighbour.
         """
         on_one = blocks(self.groups * self.cluster, cuda.multiprocessors())
-        read = 2 * max(PACK_BYTES, _SECTOR if self.across == 1 else 0)
-        moved = (read + PACK_BYTES) * blocks(self.packs, self.cluster)
-        return on_one * moved + (_MEETING * self.cluster.bit_length() if self.cluster > 1 else 0)
+        read = 2 * (_SECTOR if self.across == 1 else PACK_BYTES) * blocks(self.packs, self.cluster)
+        return on_one * read + (_MEETING * self.cluster.bit_length() if self.cluster > 1 else 0)
 
     def _keeping(self, kept: int, most: int) -> Self | None:
         """The same with so many packs a thread; None where a block would have more than `most` threads.
@@ -202,25 +201,37 @@ def refusal(case: Case, cluster: int) -> str | None:
     return f"blocks come in more than {_MOST_TRIED} waves" if cut.waves > _MOST_TRIED else None
 
 
-def built(case: Case, cluster: int) -> Built:
-    """What is compiled."""
-    cut = Whole.of_case(case, cluster)
-    assert cut
-    return Built(FILE, cut.entry, cut.macros(case.dtype), cut.threads, cluster=cluster)
+@dataclass(frozen=True, slots=True)
+class WholeKernel:
+    """The kernel of an op that makes a small layer.
 
+    file: its source. entry: how its names begin. packs: the tensors that it reads or writes in packs. arguments: all
+    tensors in its order.
+    """
 
-def launch_of(ctx: Context, cluster: int, otherwise: Callable[[Tensors], None]) -> Launch:
-    """The launch of the kernel; `otherwise` runs where x, z or y doesn't begin on 16 bytes."""
-    cut = Whole.of_case(ctx.case, cluster)
-    assert cut
-    kernel = ctx.kernel(FILE, cut.entry, cut.macros(ctx.case.dtype))
-    grid, together, told = cut.groups * cluster, cluster if cluster > 1 else None, cut.cut()
+    file: str
+    entry: str
+    packs: tuple[str, ...]
+    arguments: tuple[str, ...]
 
-    def launch(t: Tensors) -> None:
-        if aligned(t.x, t.z, t.y):
-            vectors = t.gamma, t.beta, t.running_mean, t.running_var, t.mean, t.invstd
-            kernel(grid, cut.threads, t.x, t.z, *vectors, t.y, t.mask, told, cluster=together)
-        else:
-            otherwise(t)
+    def built(self, case: Case, cluster: int) -> Built:
+        """What is compiled."""
+        cut = Whole.of_case(case, cluster)
+        assert cut
+        return Built(self.file, f"{self.entry}_{cut.form}", cut.macros(case.dtype), cut.threads, cluster=cluster)
 
-    return launch
+    def launch_of(self, ctx: Context, cluster: int, otherwise: Callable[[Tensors], object]) -> Launch:
+        """The launch; `otherwise` runs where a tensor of packs doesn't begin on 16 bytes."""
+        cut, built = Whole.of_case(ctx.case, cluster), self.built(ctx.case, cluster)
+        assert cut
+        kernel = ctx.kernel(self.file, built.entry, built.macros)
+        packs, arguments = attrgetter(*self.packs), attrgetter(*self.arguments)
+        grid, together, told = cut.groups * cluster, cluster if cluster > 1 else None, cut.cut()
+
+        def launch(t: Tensors) -> None:
+            if aligned(*packs(t)):
+                kernel(grid, cut.threads, *arguments(t), told, cluster=together)
+            else:
+                otherwise(t)
+
+        return launch

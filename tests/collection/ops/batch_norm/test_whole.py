@@ -1,12 +1,12 @@
-"""How one kernel cuts a small layer of bn_add_relu: each element once, in as many registers as there are."""
+"""How one kernel cuts a small layer of batch norm: each element once, in as many registers as there are."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.batch_norm import _bn_add_relu_whole as whole
+from harness.collection.ops.batch_norm import _whole as whole
 from harness.collection.ops.batch_norm._batch_norm import ImageSizes
-from harness.collection.ops.batch_norm._bn_add_relu_whole import CLUSTERS, REGISTERS, Whole
+from harness.collection.ops.batch_norm._whole import CLUSTERS, REGISTERS, Whole
 from harness.cuda.assumed import KNOWN, assuming
 from harness.ops import Context
 from harness.tune.candidates import legal_plans
@@ -29,7 +29,7 @@ def elements(cut, block, thread):
     """Where the thread's packs begin, as the kernel counts."""
     told = cut.cut()
     rank, first = block & (1 << told.split) - 1, (block >> told.split) * told.group * told.rows.size
-    if cut.entry == "bn_whole_one":
+    if cut.form == "one":
         number = [rank * cut.threads + thread + j * (cut.threads << told.split) for j in range(cut.kept + 1)]
         places = [divmod(pack, cut.across) for pack in number if pack < cut.packs]
     else:
@@ -60,7 +60,7 @@ def test_each_element_is_of_one_thread(sizes, per_pack):
         assert cut.threads <= 512
         assert cut.groups * cut.group == sizes.channels
         assert cut.group * sizes.inner % 8 == 0, "the mask has whole bytes of a group"
-        assert cut.entry != "bn_whole_few" or cut.threads >= 32 * cut.group, "a warp adds up a channel"
+        assert cut.form != "few" or cut.threads >= 32 * cut.group, "a warp adds up a channel"
         begins = []
         for block in range(cut.groups * cluster):
             of_block = [elements(cut, block, thread) for thread in range(cut.threads)]
@@ -126,15 +126,23 @@ def test_a_search_tries_one_kernel_and_three(catalogue):
     assert "waves" in tuning.obstacle(many, {"turns": 0, "whole": 8})
 
 
+@pytest.mark.parametrize("file", ["bn_add_relu_whole.cu", "bn_add_relu_grad_whole.cu"])
 @pytest.mark.parametrize("packs", REGISTERS)
-def test_threads_have_as_many_registers_as_plans_believe(compiled, packs):
-    kernels = compiled(whole.FILE, {"SCALAR": "__nv_bfloat16", "WHOLE": packs})
+def test_threads_have_as_many_registers_as_plans_believe(compiled, file, packs):
+    kernels = compiled(file, {"SCALAR": "__nv_bfloat16", "WHOLE": packs})
     assert len(kernels) == 3
     most = max(kernel.registers for kernel in kernels.values())
     assert REGISTERS[packs] // 2 < most <= REGISTERS[packs]
 
 
-def test_three_kernels_run_where_a_tensor_begins_elsewhere(catalogue, monkeypatch):
+THREE = {
+    "bn_add_relu": ["bn_statistics_rows", "bn_finish", "bn_apply_two_rows"],
+    "bn_add_relu_grad": [f"bn_add_relu_grad_{name}" for name in ("sums_rows", "total", "apply_rows")],
+}
+
+
+@pytest.mark.parametrize(("op", "one"), [("bn_add_relu", "bn_whole_few"), ("bn_add_relu_grad", "bn_whole_grad_few")])
+def test_three_kernels_run_where_a_tensor_begins_elsewhere(catalogue, monkeypatch, op, one):
     import torch
 
     launched = []
@@ -144,14 +152,13 @@ def test_three_kernels_run_where_a_tensor_begins_elsewhere(catalogue, monkeypatc
 
     pretend_gpu(monkeypatch, load)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
-    op = catalogue["bn_add_relu"]
-    case = images(catalogue, "float16", (2, 16, 7, 7), "nchw")
-    launch = op.variants["tuned"].prepare(Context(case, None, None, GENERATOR, op))
-    inputs, outputs = op.tensors(op.variants["tuned"])
+    variant = catalogue[op].variants["tuned"]
+    case = case_of(catalogue[op], "tuned", "float16", {"N": 2, "C": 16, "H": 7, "W": 7, "layout": "nchw"})
+    launch = variant.prepare(Context(case, None, None, GENERATOR, catalogue[op]))
+    inputs, outputs = catalogue[op].tensors(variant)
     found = []
     for tensors in alignments(inputs + outputs, case.values, case.dtype):
         launched.clear()
         launch(tensors)
         found.append(launched[:])
-    assert found[0] == ["bn_whole_few"]
-    assert found[1:] == [["bn_statistics_rows", "bn_finish", "bn_apply_two_rows"]] * 3
+    assert found == [[one], *[THREE[op]] * 3]

@@ -8,9 +8,10 @@
 // RESIDUAL (1; 0: there is no z, and step 5 reads none).
 //
 // y needs its channel's statistics, so every variant reads x twice: in a kernel that makes sums, and in a kernel that
-// makes y. A small kernel between them turns the sums of a channel into its scale and its shift. No kernel adds with
-// atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result
-// repeats bit by bit.
+// makes y. A small kernel between them turns the sums of a channel into its scale and its shift. Only small layers, whose
+// x a multiprocessor can keep, are made by one kernel in `tuned` (bn_add_relu_whole.cu). No kernel adds with atomics:
+// partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by
+// bit.
 //
 // The sums are of x - shift and of its square, in float. The shift lies among the values, so that little is lost when
 // the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
@@ -40,53 +41,17 @@
 #endif
 
 #include "batch_norm.cuh"
+#include "bn_add_relu_parts.cuh"
 #include "../include/bitmask.cuh"
 #include "../include/fastdiv.cuh"
-#include "../include/number.cuh"
-#include "../include/pack.cuh"
-#include "../include/relu.cuh"
 
-#ifndef RESIDUAL
-#define RESIDUAL 1
-#endif
-
-using T = SCALAR;
 using Index = INDEX;
 
 constexpr unsigned BLOCK = 256;
-constexpr unsigned SIZE = Pack<T>::SIZE;
-constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
-constexpr unsigned LANES = Lanes<T>::SIZE;  // elements of a register
 
 // A partial sum: of `count` elements of one channel, the sums of x - shift and of its square.
 struct alignas(16) Partial {
   float count, shift, sum, squares;
-};
-
-// The median of three, which is no outlier if one of them is. A NaN is passed over, unless all are NaN.
-__device__ __forceinline__ float median(float a, float b, float c) {
-  return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c));
-}
-
-struct Sums {
-  float sum, squares;
-
-  __device__ __forceinline__ void add(const Sums& other) {
-    sum += other.sum;
-    squares += other.squares;
-  }
-  __device__ __forceinline__ void add_value(float value, float shift) {
-    const float distance = value - shift;
-    sum += distance;
-    squares = fmaf(distance, distance, squares);
-  }
-  // Leaves in the first of `lanes` neighbouring lanes, a power of two, the sums of all of them.
-  __device__ __forceinline__ void add_lanes(unsigned lanes) {
-    for (unsigned step = lanes / 2; step; step /= 2) {
-      sum += __shfl_down_sync(ALL_LANES, sum, step, lanes);
-      squares += __shfl_down_sync(ALL_LANES, squares, step, lanes);
-    }
-  }
 };
 
 // ---- 1. The statistics, one element a thread and step.
@@ -141,7 +106,6 @@ struct Moments {
     }
   }
 };
-constexpr double EPSILON = 1e-5, MOMENTUM = 0.1;
 
 // The kernel between the sums and y, in every variant. It adds the slots of a channel, about one shift and in double,
 // and writes the statistics, and the scale and the shift that normalise the channel's elements. threads: of a channel,
@@ -301,26 +265,6 @@ struct AnyRows {  // a pack may meet many rows
   }
   __device__ __forceinline__ float2 at(unsigned j) const { return own[j]; }
 };
-
-// Replaces a pack of x by y, and returns the bits of y > 0.
-template <typename Rows>
-__device__ __forceinline__ unsigned apply_pack(Pack<T>& x, const Pack<T>& z, const Rows& rows) {
-  unsigned(&words)[WORDS] = reinterpret_cast<unsigned(&)[WORDS]>(x);
-  const unsigned(&z_words)[WORDS] = reinterpret_cast<const unsigned(&)[WORDS]>(z);
-#pragma unroll
-  for (unsigned w = 0; w < WORDS; ++w) {
-    Lanes<T> values(words[w]);
-    const Lanes<T> residual(z_words[w]);
-#pragma unroll
-    for (unsigned l = 0; l < LANES; ++l) {
-      const float2 with = rows.at(w * LANES + l);
-      values.at[l] = fmaf(values.at[l], with.x, with.y);
-      if constexpr (RESIDUAL) values.at[l] += residual.at[l];
-    }
-    words[w] = values.word();
-  }
-  return relu_pack(x);
-}
 
 template <typename Rows>
 __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restrict__ z,

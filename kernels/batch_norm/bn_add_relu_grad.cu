@@ -10,9 +10,10 @@
 //
 // dx needs both sums of its channel, so every variant reads its inputs twice: in a kernel that makes the sums, and in a
 // kernel that makes dx and dz. A small kernel between them turns the sums of a channel into the coefficients k1, k2 and
-// k3. No kernel adds with atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed
-// order, so that a result repeats bit by bit. The mean is subtracted from x before the product with dz. After the sum,
-// the difference would have lost most of its bits.
+// k3. Only small layers are made by one kernel in `tuned` (bn_add_relu_grad_whole.cu). No kernel adds with atomics:
+// partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by
+// bit. The mean is subtracted from x before the product with dz. After the sum, the difference would have lost most of
+// its bits.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bn), float32 N656-C64-H56-W56 layout=nchw.
 // At least 2.140 GB are read and 1.053 GB written. The ceiling is 715.6 us, by memory.
@@ -34,35 +35,13 @@
 #endif
 
 #include "batch_norm.cuh"
+#include "bn_add_relu_grad_parts.cuh"
 #include "../include/bitmask.cuh"
 #include "../include/fastdiv.cuh"
-#include "../include/number.cuh"
-#include "../include/pack.cuh"
 
-#ifndef RESIDUAL
-#define RESIDUAL 1
-#endif
-
-using T = SCALAR;
 using Index = INDEX;
 
 constexpr unsigned BLOCK = 256;
-
-// The two sums of a channel, or of some of its elements.
-struct Sums {
-  float dz, product;  // of dz, and of dz * (x - mean)
-
-  __device__ __forceinline__ void add(const Sums& other) {
-    dz += other.dz;
-    product += other.product;
-  }
-  __device__ __forceinline__ void add_lanes(unsigned lanes) {
-    for (unsigned step = lanes / 2; step; step /= 2) {
-      dz += __shfl_down_sync(ALL_LANES, dz, step, lanes);
-      product += __shfl_down_sync(ALL_LANES, product, step, lanes);
-    }
-  }
-};
 
 // ---- 1. One element a thread and step; y says where dz is dy. Three tensors are read twice, and two are written.
 
@@ -161,25 +140,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 // ---- 3. The sums from packs of 16 bytes, with a quarter or an eighth of the accesses. The header has two kernels: for
 //         rows of a pack or more, and for shorter rows.
 
-constexpr unsigned SIZE = Pack<T>::SIZE;
-constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
-constexpr unsigned LANES = Lanes<T>::SIZE;  // elements of a register
-
-// Register w of a pack, with 0 in place of each element whose bit is 0, even if it isn't finite.
-__device__ __forceinline__ unsigned kept_word(const unsigned (&words)[WORDS], unsigned bits, unsigned w) {
-  if constexpr (LANES == 1) {
-    return bits >> w & 1u ? words[w] : 0u;
-  } else {
-    return words[w] & kept_halves(bits, w);
-  }
-}
-__device__ __forceinline__ const unsigned (&words_of(const Pack<T>& pack))[WORDS] {
-  return reinterpret_cast<const unsigned(&)[WORDS]>(pack);
-}
-__device__ __forceinline__ unsigned (&words_of(Pack<T>& pack))[WORDS] {
-  return reinterpret_cast<unsigned(&)[WORDS]>(pack);
-}
-
 #include "bn_add_relu_grad_sums.cuh"
 
 // ---- 4. dx and dz from packs: a thread loads one of dy and one of x before it uses either. Blocks go through memory
@@ -188,26 +148,6 @@ __device__ __forceinline__ unsigned (&words_of(Pack<T>& pack))[WORDS] {
 
 __device__ __forceinline__ Index pack_from_the_end() {
   return static_cast<Index>(gridDim.x - 1 - blockIdx.x) * BLOCK + threadIdx.x;
-}
-
-// `gradient` has dy and becomes dz. `value` has x and becomes dx. coefficients(j): k1, k2 and k3 for element j of both
-// packs.
-template <typename Coefficients>
-__device__ __forceinline__ void apply_pack(Pack<T>& gradient, Pack<T>& value, unsigned bits,
-                                           Coefficients coefficients) {
-#pragma unroll
-  for (unsigned w = 0; w < WORDS; ++w) {
-    const unsigned kept = kept_word(words_of(gradient), bits, w);
-    const Lanes<T> dz(kept), x(words_of(value)[w]);
-    Lanes<T> dx;
-#pragma unroll
-    for (unsigned l = 0; l < LANES; ++l) {
-      const float4 k = coefficients(w * LANES + l);
-      dx.at[l] = fmaf(k.x, dz.at[l], fmaf(k.y, x.at[l], k.z));
-    }
-    words_of(gradient)[w] = kept;
-    words_of(value)[w] = dx.word();
-  }
 }
 
 // Short: rows are shorter than a pack, so that a pack may meet more than two of them.

@@ -36,6 +36,7 @@ INSTRUCTIONS = {
     "st.global.v4": "store_words",
     "st.shared.f32": "store_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
+    "prmt.b32 %0, %1, 0, 0xbb99": "spread_signs",
     "ld.global.nc.L1::no_allocate.v": "load_words",
     "cp.async.ca": "copy",
     "cp.async.cg": "copy",
@@ -293,7 +294,8 @@ def complaint(
         gpu.stand_in(patch)
         inputs = check.make_inputs(ctx)
         change(inputs)
-        given = vars(check.merged(inputs, check.make_outputs(ctx, variant)))
+        encoded = variant.encode(ctx, inputs) if variant.encode else {}
+        given = vars(check.merged(inputs, check.make_outputs(ctx, variant))) | encoded
         tensors = Tensors(**{name: guarded(tensor, apart.get(name, 0)) for name, tensor in given.items()})
         variant.prepare(ctx)(tensors)
     return check.complaint(ctx, variant, inputs, tensors)

@@ -48,7 +48,10 @@ def launches(tools, monkeypatch, op, dtype) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "entries"),
-    [("prelu_grad", {"prelu_grad_tuned"}), ("bn_add_relu", {"bn_statistics_rows", "bn_statistics_columns"})],
+    [
+        ("prelu_grad", {"prelu_grad_tuned"}),
+        ("bn_add_relu", {"bn_statistics_rows", "bn_statistics_columns", "bn_whole_few"}),
+    ],
 )
 def test_a_struct_has_the_size_of_the_parameter(tools, ptx, monkeypatch, name, entries):
     import torch

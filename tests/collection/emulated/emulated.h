@@ -183,6 +183,8 @@ inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
   const auto byte = [](int x) { return static_cast<unsigned>(std::clamp(x, -128, 127)) & 0xffu; };
   to = above << 16 | byte(high) << 8 | byte(low);
 }
+// The sign of each half of x, over all of the half.
+inline void spread_signs(unsigned& to, unsigned x) { to = (x >> 15 & 1) * 0xffffu | (x >> 31) * 0xffff0000u; }
 inline void load_words(unsigned& a, unsigned& b, const void* from) {
   const unsigned* words = static_cast<const unsigned*>(from);
   a = words[0], b = words[1];
@@ -244,6 +246,11 @@ inline void map_to(unsigned& to, unsigned address, unsigned rank) { to = address
 inline void send(unsigned to, float value, unsigned barrier) {
   std::memcpy(at(to), &value, sizeof value);
   barrier_complete(barrier, sizeof value);
+}
+inline void send(unsigned to, float value, float next, unsigned barrier) {
+  if (to % 8) raise(SIGSEGV);
+  send(to, value, barrier);
+  send(to + sizeof value, next, barrier);
 }
 
 // ---- Matrices in the registers of a warp, as the PTX ISA lays them out.
@@ -437,8 +444,8 @@ T __shfl_up_sync(unsigned, T value, unsigned step) {
   return emulated::shuffle(value, [=](unsigned lane) { return lane >= step ? lane - step : lane; });
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned step) {
-  return emulated::shuffle(value, [=](unsigned lane) { return lane + step < 32 ? lane + step : lane; });
+T __shfl_down_sync(unsigned, T value, unsigned step, unsigned width = 32) {
+  return emulated::shuffle(value, [=](unsigned lane) { return lane % width + step < width ? lane + step : lane; });
 }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return emulated::exchange(value, [](unsigned, auto get) {

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import cuda
+from harness.collection.ops.batch_norm import _whole
 from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Plan, Tuning
+from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 # The kernels have these two numbers as well.
 _MOST_ACROSS = 8
@@ -40,8 +41,10 @@ def is_of_pieces(sizes: ImageSizes, per_pack: int) -> bool:
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
-    """Why a tensor can't be cut so: a grid or the slots would be too large."""
+    """Why a tensor can't be cut so."""
     sizes, per_pack, turns = ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype], int(plan["turns"])
+    if plan["whole"]:
+        return "one kernel has no turns" if turns else _whole.refusal(case, int(plan["whole"]))
     if not turns:
         return None
     if is_of_pieces(sizes, per_pack):
@@ -54,10 +57,34 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     return f"a channel has more than {MOST_SLOTS} partial sums" if slots > MOST_SLOTS else None
 
 
-TUNING = Tuning(lambda _: {"turns": (0, *TURNS)}, lambda _: {"turns": 0}, _refuse)
-"""What `tuned` of bn_add_relu declares: turns, the packs of a thread that adds up; 0 where the rule says how many.
+WHOLE = _whole.WholeKernel(
+    "bn_add_relu_whole.cu",
+    "bn_whole",
+    packs=("x", "z", "y"),
+    arguments=("x", "z", "gamma", "beta", "running_mean", "running_var", "mean", "invstd", "y", "mask"),
+)
+"""The kernel of small layers."""
 
-The kernels aren't compiled for a number of turns.
+
+def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
+    return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
+
+
+def _rule(case: Case) -> Plan:
+    return {"turns": 0, "whole": _whole.rule(case)}
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    """The kernels for sums aren't compiled for a number of turns."""
+    if plan["whole"]:
+        yield WHOLE.built(case, int(plan["whole"]))
+
+
+TUNING = Tuning(_parameters, _rule, _refuse, _kernels)
+"""What `tuned` of bn_add_relu declares.
+
+turns: packs of a thread that adds up; 0 where the rule says how many. whole: blocks that own a group of channels, where
+one kernel makes all of a layer; 0 where three kernels do.
 """
 
 

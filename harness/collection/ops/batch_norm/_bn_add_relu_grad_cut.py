@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import cuda
+from harness.collection.ops.batch_norm import _whole
 from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Plan, Tuning
+from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 _NARROW = 16  # packs of a tile at most, where rows are short and a period has twice as many packs
 _RESIDENT = 4  # blocks of a multiprocessor at a time
@@ -101,9 +103,20 @@ class GradCut:
         return 1 << (min(32, max(1, BLOCK // max(1, together))).bit_length() - 1)
 
 
+WHOLE = _whole.WholeKernel(
+    "bn_add_relu_grad_whole.cu",
+    "bn_whole_grad",
+    packs=("dy", "x", "dx", "dz"),
+    arguments=("dy", "x", "mask", "gamma", "mean", "invstd", "dx", "dz", "dgamma", "dbeta"),
+)
+"""The kernel of small layers."""
+
+
 def _refuse(case: Case, plan: Plan) -> str | None:
     """Why a tensor can't be cut so: there would be too many sums, or there is no cut."""
-    sizes, rounds = ImageSizes.of_case(case), int(plan["turns"])
+    sizes, rounds, cluster = ImageSizes.of_case(case), int(plan["turns"]), int(plan["whole"])
+    if cluster:
+        return "one kernel has no turns" if rounds else _whole.refusal(case, cluster)
     if not rounds:
         return None
     cut = GradCut.of(sizes, PACK_BYTES // ITEMSIZE[case.dtype], rounds)
@@ -112,8 +125,23 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     return f"a channel has more than {MOST_SLOTS} partial sums" if cut.count > MOST_SLOTS else None
 
 
-TUNING = Tuning(lambda _: {"turns": (0, *TURNS)}, lambda _: {"turns": 0}, _refuse)
-"""What `tuned` of bn_add_relu_grad declares: turns, the periods of a thread; 0 where the rule says how many.
+def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
+    return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
 
-The kernels aren't compiled for a number of turns.
+
+def _rule(case: Case) -> Plan:
+    return {"turns": 0, "whole": _whole.rule(case)}
+
+
+def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
+    """The kernels for sums aren't compiled for a number of turns."""
+    if plan["whole"]:
+        yield WHOLE.built(case, int(plan["whole"]))
+
+
+TUNING = Tuning(_parameters, _rule, _refuse, _kernels)
+"""What `tuned` of bn_add_relu_grad declares.
+
+turns: the periods of a thread that adds up; 0 where the rule says how many. whole: blocks that own a group of channels,
+where one kernel makes all of a layer; 0 where three kernels do.
 """

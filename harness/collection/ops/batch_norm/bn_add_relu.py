@@ -31,7 +31,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     of_channels,
 )
 from harness.collection.ops.batch_norm._bn_add_relu_check import check, make, reference
-from harness.collection.ops.batch_norm._bn_add_relu_cut import TUNING, RowPieces, StatisticsCut, is_of_pieces
+from harness.collection.ops.batch_norm._bn_add_relu_cut import TUNING, WHOLE, RowPieces, StatisticsCut, is_of_pieces
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
@@ -252,10 +252,21 @@ def fused_apply(ctx: Context) -> Launch:
     "tuned", "16-byte packs; y from the end of the memory on, while x is still in the L2", rows=("O12",), tuning=TUNING
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 4 and 5 of bn_add_relu.cu; where a sample has 2^31 elements, the statistics of `fused_apply`."""
+    """One kernel for small layers (bn_add_relu_whole.cu); else steps 4 and 5 of bn_add_relu.cu.
+
+    Where a sample has 2^31 elements, the statistics are those of `fused_apply`.
+    """
+    plan = ctx.plan()
+    turns, cluster = (int(plan[name]) for name in ("turns", "whole")) if plan else (0, 0)
+    three = _three_kernels(ctx, turns)
+    return WHOLE.launch_of(ctx, cluster, three) if cluster else three
+
+
+def _three_kernels(ctx: Context, turns: int) -> Callable[[Tensors], None]:
+    """Sums, what comes of them, and y; for any size and address."""
     sizes, per_pack = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     entry = _apply_entry(sizes, per_pack)
-    finish, scale_shift = _finish(ctx, _tuned_sums(ctx), packed=entry == "bn_apply_columns")
+    finish, scale_shift = _finish(ctx, _tuned_sums(ctx, turns), packed=entry == "bn_apply_columns")
     apply = _kernel(ctx, entry)
     mask_bytes = 4 * -(-sizes.elements // 32)
     grid = blocks(8 * mask_bytes // per_pack)
@@ -279,11 +290,9 @@ def _apply_entry(sizes: ImageSizes, per_pack: int) -> str:
     return "bn_apply_columns" if sizes.inner == 1 and sizes.channels % per_pack == 0 else "bn_apply_any_rows"
 
 
-def _tuned_sums(ctx: Context) -> _Summed:
+def _tuned_sums(ctx: Context, turns: int) -> _Summed:
     """Sums in packs of 16 bytes, by the kernel for rows of this length."""
     sizes, per_pack = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    plan = ctx.plan()
-    turns = int(plan["turns"]) if plan else 0
     if is_of_pieces(sizes, per_pack):
         return _sums_of_pieces(ctx, RowPieces.of(sizes, per_pack, turns))
     cut = StatisticsCut.of(sizes, per_pack, turns)

@@ -30,7 +30,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     of_channels,
 )
 from harness.collection.ops.batch_norm._bn_add_relu_grad_check import check, make, reference
-from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import TUNING, GradCut
+from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import TUNING, WHOLE, GradCut
 from harness.collection.ops.bits import pack
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
@@ -246,13 +246,23 @@ def from_bitset(ctx: Context) -> Launch:
     **_FROM_BITS,
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 3 and 4 of bn_add_relu_grad.cu; `from_bitset` where even the shortest period has 2^31 elements."""
-    sizes, size = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
+    """One kernel for small layers (bn_add_relu_grad_whole.cu); else steps 3 and 4 of bn_add_relu_grad.cu.
+
+    `from_bitset` where even the shortest period has 2^31 elements.
+    """
     plan = ctx.plan()
-    cut = GradCut.of(sizes, size, int(plan["turns"]) if plan else 0)
+    turns, cluster = (int(plan[name]) for name in ("turns", "whole")) if plan else (0, 0)
+    cut = GradCut.of(ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype], turns)
     if cut is None:
         fallback: Launch = from_bitset(ctx)
         return fallback
+    three = _three_kernels(ctx, cut)
+    return WHOLE.launch_of(ctx, cluster, three) if cluster else three
+
+
+def _three_kernels(ctx: Context, cut: GradCut) -> Callable[[Tensors], None]:
+    """Sums, what comes of them, and dx; for any size and address."""
+    sizes, size = cut.sizes, cut.pack
     sums, total = _tuned_sums(ctx, cut), _total(ctx, sizes, cut.count)
     partial = floats(ctx, _SUMS * sizes.channels * cut.count)
     coefficients = floats(ctx, _COEFFICIENTS * sizes.channels)

@@ -19,6 +19,12 @@ from tests.one_test import one_test
 COMPILED = [
     {"N": 2, "C": 3, "H": 7, "W": 7, "layout": "nchw"},
     {"N": 2**16, "C": 64, "H": 32, "W": 17, "layout": "nhwc"},  # indexes of 64 bits
+    # one kernel, whose threads keep 1 pack, 2, 2 of halves or 4, 4 of halves, 8
+    {"N": 1, "C": 512, "H": 28, "W": 28, "layout": "nchw"},
+    {"N": 1, "C": 1024, "H": 14, "W": 14, "layout": "nhwc"},
+    {"N": 1, "C": 64, "H": 56, "W": 56, "layout": "nchw"},
+    {"N": 32, "C": 512, "H": 7, "W": 7, "layout": "nchw"},
+    {"N": 32, "C": 2048, "H": 7, "W": 7, "layout": "nchw"},
 ]
 SPILLED = 8  # bytes of bn_apply_two_rows in bfloat16, on sm_100 alone
 OURS = ["unfused", "fused_apply", "tuned"]
@@ -42,6 +48,20 @@ SHAPES = [
     (70, 264, 14, 14),  # rows of packs and a half
     (64, 104, 28, 28),  # many blocks
     (2, 3, 1031, 1033),  # several pieces a row
+    # Small layers, which one kernel makes. Groups of one channel in a block, and in a cluster (2, 4, 1, 64 above, too):
+    (1, 64, 56, 56),
+    (3, 6, 112, 112),
+    # Groups of two and of eight channels in rows of several packs, and of two packs or four; a cluster of such:
+    (2, 8, 14, 14),
+    (33, 24, 7, 7),
+    (1, 512, 7, 7),
+    (2, 16, 5, 3),
+    (400, 8, 7, 7),
+    # Channels last: groups of a sector and of half of one, in a block and in a cluster; a mask that ends inside a word:
+    (1, 8, 1, 1),
+    (9, 40, 3, 3),
+    (64, 16, 14, 14),
+    (100, 24, 14, 14),
 ]
 
 
@@ -105,11 +125,12 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("variant", OURS)
-def test_special_values(launch, placed, special, variant, dtype, layout):
+@pytest.mark.parametrize("channels", [20, 24])  # three kernels, and one
+def test_special_values(launch, placed, special, variant, dtype, layout, channels):
     """A value that isn't finite spoils its channel and no other. Large values and equal values spoil nothing."""
     import torch
 
-    shape = (6, 20, 5, 5)
+    shape = (6, channels, 5, 5)
     ctx = context(variant, dtype, shape, layout, "cuda")
     inputs = check.make_inputs(ctx)
     values = special(dtype)

@@ -19,6 +19,12 @@ from tests.rare import rare
 COMPILED = [
     {"N": 2, "C": 3, "H": 7, "W": 7, "layout": "nchw"},
     {"N": 2**28, "C": 8, "H": 1, "W": 1, "layout": "nhwc"},
+    # one kernel, whose threads keep 1 pack, 2, 2 of halves or 4, 4 of halves, 8
+    {"N": 1, "C": 512, "H": 28, "W": 28, "layout": "nchw"},
+    {"N": 1, "C": 1024, "H": 14, "W": 14, "layout": "nhwc"},
+    {"N": 1, "C": 64, "H": 56, "W": 56, "layout": "nchw"},
+    {"N": 32, "C": 512, "H": 7, "W": 7, "layout": "nchw"},
+    {"N": 32, "C": 2048, "H": 7, "W": 7, "layout": "nchw"},
 ]
 OURS = ["from_y", "from_bitset", "tuned"]
 LAYOUTS = ["nchw", "nhwc"]
@@ -41,6 +47,15 @@ SHAPES = [
     (0, 4, 3, 3),  # empty
     (3, 4, 0, 3),  # empty rows
     (300, 50, 7, 7),  # a tile has many rows
+    # Small layers, which one kernel makes: groups of one channel, of few, and of many that are last; in a block (2, 64,
+    # 8, 8 above, too) and in a cluster.
+    (3, 6, 112, 112),
+    (2, 8, 14, 14),
+    (33, 24, 7, 7),
+    (400, 8, 7, 7),
+    (9, 40, 3, 3),
+    (64, 16, 14, 14),
+    (100, 24, 14, 14),
 ]
 # Several rounds, in halves and floats, odd numbers of them, and a last one that lacks elements.
 MANY = [(401, 64, 28, 28), (30_001, 3, 7, 31), (20_000, 512, 1, 3), (1203, 512, 7, 7), (4_000_037, 1, 1, 8)]

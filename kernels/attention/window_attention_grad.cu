@@ -72,7 +72,7 @@ struct SquareInMemory {
 #pragma unroll
     for (unsigned i = 0; i < 4 * TILES; ++i) {
       const unsigned row = first_row() + i % 4 / 2 * 8, column = first_column(i / 4) + i % 2;
-      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / SCALE);
+      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / BEFORE);
     }
   }
 };
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
   const unsigned row = thread / WARP * 16 + thread % WARP / 4 + threadIdx.x % 4 / 2 * 8;
   const unsigned column = tile * 8 + thread % 4 * 2 + threadIdx.x % 2;
   if (row < TOKENS && column < TOKENS) {
-    dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / SCALE);
+    dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / BEFORE);
   }
 }
 

@@ -163,10 +163,10 @@ __device__ __forceinline__ uint4 load_chunk(unsigned from) {
   return raw;
 }
 
-// Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through
-// `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+// Writes a strip (16 x DIM) of float32 sums, times `factor`, as rows 16 * strip and on of the window and head at `to`.
+// It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
-                                            bool aligned) {
+                                            float factor, bool aligned) {
   const unsigned lane = threadIdx.x % WARP;
 #pragma unroll
   for (unsigned n = 0; n < CHUNKS; n += 2) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
 #pragma unroll
     for (unsigned m = 0; m < 4; ++m) {
       const float* two = &sums[n + m / 2][m % 2 * 2];
-      words[m] = rounded_pair<T>(two[0], two[1]);
+      words[m] = rounded_pair<T>(two[0] * factor, two[1] * factor);
     }
     store_matrices(room + place_in_16(PITCH) + n * PACK_BYTES, words);
   }

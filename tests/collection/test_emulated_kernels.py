@@ -1,4 +1,4 @@
-"""Kernels of language models on a CPU: each way of `tuned`, its fallback, and the first steps, in several orders."""
+"""Kernels of language models and of windows on a CPU: each way of `tuned`, its fallback, and the first steps, in several orders."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.rare import rare
 # blocks, lanes of a warp, clusters and rows of odd lengths. Each compilation takes a second, so one or two cases of an
 # op are usual, and `make test` has few: rows that threads share (RMSNorm), packs (SwiGLU), a cluster with bulk copies
 # (cross-entropy), sums of a warp (products of few rows). test_emulated_plans.py has RoPE.
+WINDOWS = {"W": 6, "H": 2, "mask": "shift"}
 CASES = [
     rare("add_rms_norm", "bfloat16", {"M": 5, "N": 2048}, "tuned", {}),
     rare("add_rms_norm", "float32", {"M": 3, "N": 256}, "tuned", {}),
@@ -63,6 +64,9 @@ CASES = [
     rare("decode_attention", "bfloat16", {"B": 2, "H": 4, "G": 2, "T": 801, "D": 64}, "tuned", {}),
     rare("decode_attention", "float16", {"B": 1, "H": 10, "G": 1, "T": 300, "D": 104}, "tuned", {}),
     rare("decode_attention", "bfloat16", {"B": 2, "H": 6, "G": 3, "T": 33, "D": 77}, "fused", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 49, "D": 32, "G": 3}, "tuned", {}),
+    rare("window_attention_grad", "bfloat16", WINDOWS | {"T": 65, "D": 64, "G": 2}, "tuned", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 17, "D": 64, "G": 1}, "tuned", {"q": 1}),
 ]
 
 
@@ -82,6 +86,20 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
     for gpu.order in (1, 2):
         assert complaint(gpu, catalogue[op], case, offsets) is None
     assert f"{op}_{kernel}" in gpu.launched
+
+
+@pytest.mark.slow  # test_window_attention_grad.py has what rounding loses
+@pytest.mark.parametrize("extreme", ["dout", "v"])
+def test_gradients_of_the_smallest_numbers_keep_their_places(catalogue, gpu, extreme):
+    import torch
+
+    def change(inputs):
+        rows = getattr(inputs, extreme)[1::2]
+        rows.copy_(torch.full_like(rows, torch.finfo(rows.dtype).smallest_normal).copysign(rows))
+
+    values = {"W": 16, "H": 3, "T": 49, "D": 32, "G": 4, "mask": "shift"}
+    case = case_of(catalogue["window_attention_grad"], "tuned", "float16", values)
+    assert complaint(gpu, catalogue[case.op], case, change=change) is None
 
 
 @pytest.mark.parametrize(

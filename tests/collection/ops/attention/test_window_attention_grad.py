@@ -261,6 +261,32 @@ def test_what_lacks_a_term_is_noticed(trial, dtype):
     assert "dq" in told(dq=exact.ds @ exact.k)
 
 
+@one_test("extreme", ["dout", "v"])
+def test_gradients_of_the_smallest_numbers_must_keep_their_places(trial, extreme):
+    """dS rounded to halves as it is, as `tuned` and torch round it, is right; the scaled dS loses what the check wants.
+
+    So does a kernel that leaves out a key, or all that is as small.
+    """
+    import torch
+
+    tuned = trial(OP.name, "tuned", "float16", **values(64, 4, 49, 32, 4, "yes", "shift"))
+    rows = getattr(tuned.inputs, extreme)
+    rows[1::2] = torch.full_like(rows[1::2], torch.finfo(rows.dtype).smallest_normal).copysign(rows[1::2])
+    exact = grad.ExactAttentionGrad.of(tuned.inputs)
+    right = OP.reference(tuned.ctx, tuned.inputs)
+    scale = 32**-0.5
+
+    def told(ds, after):
+        halves = ds.half().double()
+        products = {"dq": halves @ exact.k * after, "dk": halves.mT @ exact.q * after}
+        return tuned.complaint(**{name: value.half() for name, value in (right | products).items()})
+
+    assert told(exact.ds, scale) is None
+    assert "wrong" in told(exact.ds * scale, 1.0)
+    assert "wrong" in told(exact.ds * (torch.arange(49) != 7), scale)
+    assert "wrong" in told(exact.ds.where(exact.ds.abs() > 1e-4, 0.0), scale)
+
+
 def test_what_ours_cannot_run():
     for variant in OURS:
         reason = OP.variants[variant].unsupported

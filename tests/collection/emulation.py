@@ -39,6 +39,7 @@ INSTRUCTIONS = {
     "st.shared.b32": "store_shared",
     "st.shared.b16": "store_shared",
     "st.shared.v4.b32": "store_four_shared",
+    "ld.shared.b32": "load_shared",
     "ld.shared.v4": "load_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "ld.global.nc.L1::no_allocate.v": "load_words",
@@ -303,6 +304,7 @@ def complaint(
         inputs = check.make_inputs(ctx)
         change(inputs)
         given = vars(check.merged(inputs, check.make_outputs(ctx, variant)))
+        given |= variant.encode(ctx, inputs) if variant.encode else {}
         tensors = Tensors(**{name: guarded(tensor, apart.get(name, 0)) for name, tensor in given.items()})
         variant.prepare(ctx)(tensors)
     return check.complaint(ctx, variant, inputs, tensors)

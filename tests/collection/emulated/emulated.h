@@ -193,6 +193,7 @@ void store_shared(unsigned to, Value first, Values... others) {
   std::memcpy(at(to), all, sizeof all);
 }
 inline void store_four_shared(unsigned to, unsigned word) { store_shared(to, word, word, word, word); }
+inline void load_shared(unsigned& to, unsigned from) { std::memcpy(&to, at(from), sizeof to); }
 template <typename Value>
 void load_shared(Value& a, Value& b, Value& c, Value& d, unsigned from) {
   Value all[4];
@@ -212,10 +213,11 @@ inline void load_words(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const
   load_words(a, b, from);
   load_words(c, d, static_cast<const unsigned*>(from) + 2);
 }
-inline void copy(unsigned to, const void* from, unsigned width = 16, unsigned bytes = 16) {
+inline void copy(unsigned to, const void* from, unsigned width, unsigned bytes) {
   if (to % width || (bytes && reinterpret_cast<uintptr_t>(from) % width)) raise(SIGSEGV);
   current->copies.back().push_back({to, from, width, bytes});
 }
+inline void copy(unsigned to, const void* from, unsigned width = 16) { copy(to, from, width, width); }
 inline void close_copies() { current->copies.emplace_back(); }
 inline void finish(size_t groups) {
   auto& all = current->copies;

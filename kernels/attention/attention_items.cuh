@@ -154,8 +154,8 @@ struct Stage {
 };
 
 // Begin to copy the first `rows` rows of a matrix, of at most MOST, to shared memory; the threads of a team take
-// accesses in turn. Chunks have the same order in each eight rows: a thread's accesses in eight rows are at distances of
-// their own, and lie as far from its accesses in the next eight, or in as many as the threads have at a time.
+// accesses in turn. Chunks have the same order in each eight rows: a thread's accesses in eight rows are at distances
+// of their own, and lie as far from its accesses in the next eight, or in as many as the threads have at a time.
 template <unsigned MOST>
 __device__ __forceinline__ void fetch_matrix(unsigned to, const Element* from, unsigned step, unsigned rows) {
   constexpr unsigned AT_A_TIME = THREADS_OF_TEAM / ROW_LANES, TURNS = AT_A_TIME < 8 ? 8 / AT_A_TIME : 1;

@@ -120,12 +120,12 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    blocks of its own. K and V are read once more, 32 KB, and a table of 128 KB serves all images. Two teams of eight
 //    warps then have room for the item that they work on alone (STAGES = 1): one team loads while the other one works.
 //
-//    Few items, up to three a multiprocessor, have blocks of their own, as in step 3: a table would be made for a single
-//    window, by a block whose other warps wait. The rows of bias and mask come to the L2 beside q, k and v.
+//    Few items, up to three a multiprocessor, have blocks of their own, as in step 3: a table would be made for one
+//    window alone, by a block whose other warps wait. The rows of bias and mask come to the L2 beside q, k and v.
 //
 //    Heads of 30 elements, which SwinIR has, aren't whole packs. Rows that 16 doesn't divide come in copies of 4 bytes,
-//    15 for a row, to rows of 32 elements in shared memory, whose last two are zeros, and leave in the same way. With 64
-//    tokens an item has 96 copies of a warp where whole packs have 24.
+//    15 for a row, to rows of 32 elements in shared memory, whose last two are zeros, and leave in the same way. With
+//    64 tokens an item has 96 copies of a warp where whole packs have 24.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_tiles(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
                            unsigned items, unsigned heads, unsigned masks, unsigned ways, unsigned segment,

@@ -5,7 +5,7 @@
 // between separate products. Here they stay in registers, and go through shared memory only where a product needs
 // columns of P or dS that other warps hold.
 //
-// Terms, for a window with TOKENS tokens and heads of DIM elements (window_attention_grad.cu has the formulas):
+// Terms, for a window with TOKENS tokens and heads of HEAD elements (window_attention_grad.cu has the formulas):
 //   stage    q, k, v and dout of the window and head in shared memory; a row is a token
 //   strip    16 rows (queries) of S, P, dP or dS, by all keys. Warp w has the strip of queries 16 * w .. 16 * w + 15
 //   tile     16 queries by 8 keys of a strip: the shape of one result of the tensor cores

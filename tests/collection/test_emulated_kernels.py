@@ -77,6 +77,9 @@ CASES = [
     rare("window_attention_packed", "float16", {"W": 8, "H": 6, "side": 7, "D": 30, "G": 2}, "tiles", {}),
     rare("window_attention_grad", "float16", WINDOWS | {"T": 49, "D": 32, "G": 3}, "tuned", {}),
     rare("window_attention_grad", "bfloat16", WINDOWS | {"T": 65, "D": 64, "G": 2}, "tuned", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 64, "D": 30, "G": 3}, "tuned", {}),
+    rare("window_attention_grad", "bfloat16", WINDOWS | {"T": 33, "D": 48, "G": 2}, "tuned", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 17, "D": 6, "G": 2}, "tuned", {"dk": 1}),
     rare("window_attention_grad", "float16", WINDOWS | {"T": 17, "D": 64, "G": 1}, "tuned", {"q": 1}),
 ]
 

@@ -1,6 +1,6 @@
 // What all kernels of attention over windows share: sizes, where a window and a head lie, and what is added to a score.
 //
-// Macros: SCALAR (__half or __nv_bfloat16), TOKENS (of a window), HEAD (size of a head, a multiple of 16),
+// Macros: SCALAR (__half or __nv_bfloat16), TOKENS (of a window), HEAD (size of a head),
 // BIAS and MASK (1 if there is one), PACKED (1: the tensors of window_attention_packed, 0: the tensors of
 // window_attention).
 #pragma once

@@ -1,152 +1,18 @@
 // Attention over windows by tensor cores. The story, and what is counted, is in window_attention.cu.
 //
 // Macros: as in attention.cuh, and
-//   TEAM    warps that share a window and a head: each takes tiles of 16 queries.
+//   TEAM    warps that share an item: each takes tiles of 16 queries.
 //   TEAMS   teams of a block.
+//   PARTS   into which the queries of a window and a head are cut: an item is one of the parts. With HOLD 1.
 //   HOLD    1: a warp holds all of K and V in registers, so that the next ones may be on their way to the same place.
+//   STAGES  2: the next item is on its way while a team works on one; 1: it comes afterwards. With HOLD 2.
 //   TABLES  heads whose bias and mask a block keeps in shared memory; 0: they are read from memory where they are used.
 //   SHARED  bytes of shared memory of a block.
 #pragma once
 
-#include "attention_fragments.cuh"
-#include "../include/fastdiv.cuh"
-
-// ---- The order of the work.
-
-// An item is a window and a head. Items of a segment share masks and a group of heads, so one set of tables serves
-// them: within a segment, heads of the group come first, then images. Blocks have equal parts of the items, one after
-// another; or, where each segment has several blocks of its own, its images in turn. Then all blocks are at
-// neighbouring windows at a time, and not each at a distant place of its own, which memory serves worse.
-//
-// items: of all. heads: H. masks: G. ways: blocks that take a segment's images in turn, or 1. segment: items of a
-// segment. groups: of heads.
-struct Order {
-  unsigned items, heads, masks, ways;
-  Divisor<unsigned> segment, groups;
-};
-constexpr unsigned HEADS_OF_GROUP = TABLES ? TABLES : 1;
-
-struct Item {
-  unsigned window, head, mask, table;
-
-  __device__ __forceinline__ Item(unsigned item, const Order& order) {
-    const unsigned of = order.segment.quotient(item), rest = item - of * order.segment.size;
-    mask = order.groups.quotient(of);
-    const unsigned group = of - mask * order.groups.size;
-    table = rest % HEADS_OF_GROUP;
-    head = group * HEADS_OF_GROUP + table;
-    window = rest / HEADS_OF_GROUP * order.masks + mask;
-  }
-};
-
-// A block's part of the items: `count`, from the item `first` on.
-struct Part {
-  unsigned first, count;
-
-  __device__ __forceinline__ explicit Part(const Order& order) {
-    if (order.ways > 1) {
-      const unsigned segment = blockIdx.x / order.ways, turn = blockIdx.x - segment * order.ways;
-      const unsigned images = order.segment.size / HEADS_OF_GROUP;
-      first = segment * order.segment.size + turn * HEADS_OF_GROUP;
-      count = (images - turn + order.ways - 1) / order.ways * HEADS_OF_GROUP;
-    } else {
-      const unsigned long long all = order.items;
-      first = all * blockIdx.x / gridDim.x;
-      count = all * (blockIdx.x + 1) / gridDim.x - first;
-    }
-  }
-  __device__ __forceinline__ unsigned item(unsigned n, const Order& order) const {
-    return first + n + n / HEADS_OF_GROUP * ((order.ways - 1) * HEADS_OF_GROUP);
-  }
-};
-
-// Wait for the other threads of the team. Barrier 0 is the block's.
-__device__ __forceinline__ void meet(unsigned team) {
-  if constexpr (TEAM == 1) {
-    __syncwarp();
-  } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(THREADS_OF_TEAM) : "memory");
-  }
-}
-
-// ---- Bias and mask.
-
-// What the score of a query and a key begins with. Scores are scaled after the product, so it is divided by the scale.
-// Keys that don't exist have no weight. Masks may have the lowest finite number in place of -infinity: a query with no
-// other key then gives all keys the same weight. So a finite number stays finite.
-__device__ __forceinline__ float begin_with(const Operands& t, unsigned head, unsigned mask, unsigned query,
-                                           unsigned key) {
-  if (!FULL && key >= TOKENS) return -infinity();
-  if (!(BIAS || MASK) || query >= TOKENS) return 0.0f;
-  const float sum = added(t, head, mask, query, key), scaled = sum * sqrtf(HEAD);
-  return fabsf(sum) <= LARGEST ? fminf(fmaxf(scaled, -LARGEST), LARGEST) : scaled;
-}
-
-// The part of a lane in tile (tile, column) of the scores: as mma.cuh draws D.
-__device__ __forceinline__ void begin_tile(float (&to)[4], const Operands& t, unsigned head, unsigned mask,
-                                           unsigned tile, unsigned column, unsigned lane) {
-  const unsigned query = 16 * tile + lane / 4, key = 8 * column + 2 * (lane % 4);
-#pragma unroll
-  for (unsigned i = 0; i < 4; ++i) to[i] = begin_with(t, head, mask, query + i / 2 * 8, key + i % 2);
-}
-
-// The tables of the heads of a segment: these parts, lane by lane.
-__device__ __forceinline__ void make_tables(const Operands& t, const Item& first) {
-  constexpr int PARTS = TABLE_BYTES / sizeof(float4), ALL = TABLES * PARTS;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < ALL; i += THREADS) {
-    const unsigned head = first.head - first.table + i / PARTS, part = i % PARTS, place = part / WARP;
-    const unsigned tile = place / (BANDS * TILES), column = place % (BANDS * TILES);
-    float values[4];
-    begin_tile(values, t, head, first.mask, tile, column, part % WARP);
-    reinterpret_cast<float4*>(shared_memory)[i] = make_float4(values[0], values[1], values[2], values[3]);
-  }
-}
+#include "attention_items.cuh"
 
 // ---- One item.
-
-// Where a team's matrices lie: two of Q, each of which also takes the output, then K and V, or two of both.
-struct Stage {
-  unsigned q, k, v;
-
-  __device__ __forceinline__ Stage(unsigned team, unsigned number) {
-    const unsigned own = TABLES * TABLE_BYTES + team * TEAM_BYTES;
-    const unsigned matrices = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + own;
-    q = matrices + number * MATRIX_BYTES;
-    k = matrices + (HOLD ? 2 : 2 + 2 * number) * MATRIX_BYTES;
-    v = k + MATRIX_BYTES;
-  }
-};
-
-// Begin to copy one matrix to shared memory; the threads of a team take packs in turn. Chunks have the same order in
-// each eight rows: a thread whose packs are that far apart, or a multiple, has them at fixed distances from the first
-// one.
-__device__ __forceinline__ void fetch_matrix(unsigned to, const Element* from, unsigned step) {
-  constexpr unsigned PACKS = TOKENS * CHUNKS, ROWS_AT_A_TIME = THREADS_OF_TEAM / CHUNKS;
-  const unsigned thread = threadIdx.x % THREADS_OF_TEAM;
-  if constexpr (THREADS_OF_TEAM % (8 * CHUNKS) == 0) {
-    const unsigned row = thread / CHUNKS, chunk = thread % CHUNKS, place = chunk_at(to, row, chunk);
-    const Element* own = from + row * step + chunk * CHUNK;
-#pragma unroll
-    for (unsigned first = 0; first < TOKENS; first += ROWS_AT_A_TIME) {
-      if (first + ROWS_AT_A_TIME <= TOKENS || row < TOKENS - first) {
-        copy_pack(place + first * ROW_BYTES, own + first * step);
-      }
-    }
-  } else {
-#pragma unroll
-    for (unsigned first = 0; first < PACKS; first += THREADS_OF_TEAM) {
-      const unsigned pack = first + thread, row = pack / CHUNKS, chunk = pack % CHUNKS;
-      if (pack < PACKS) copy_pack(chunk_at(to, row, chunk), from + row * step + chunk * CHUNK);
-    }
-  }
-}
-__device__ __forceinline__ void fetch(const Operands& t, const Item& item, unsigned heads, const Stage& to) {
-  const Rows rows = input_rows(item.window, item.head, heads);
-  fetch_matrix(to.k, t.k + rows.first, rows.step);
-  fetch_matrix(to.q, t.q + rows.first, rows.step);
-  fetch_matrix(to.v, t.v + rows.first, rows.step);
-}
 
 // K and V of an item: all their parts in registers, or read where they are used.
 struct KeysAndValues {
@@ -275,30 +141,39 @@ __device__ __forceinline__ void multiply_values(float (&out)[2 * STEPS][4], cons
   }
 }
 
-// Writes a tile of the output, by way of its queries' place in shared memory, whose packs of 16 bytes then go to
-// memory.
+// Writes a tile of the output, by way of its queries' place in shared memory, from which it goes to memory in the
+// accesses that its rows have. Columns that only fill tiles stay as they are: zeros.
 __device__ __forceinline__ void store_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                            unsigned tile, unsigned lane, const float (&out)[2 * STEPS][4],
                                            const float (&inverse)[2]) {
   __syncwarp();  // all lanes have read the queries
+  const unsigned before = 16 * item.first;  // tokens of other items
 #pragma unroll
   for (unsigned half = 0; half < 2; ++half) {
     const unsigned row = 16 * tile + 8 * half + lane / 4;
-    if (16 * tile + 8 * half < TOKENS && row < TOKENS) {
+    if (before + 16 * tile + 8 * half < TOKENS && before + row < TOKENS) {
 #pragma unroll
       for (unsigned j = 0; j < 2 * STEPS; ++j) {
         const float left = out[j][2 * half] * inverse[half], right = out[j][2 * half + 1] * inverse[half];
-        store_word(chunk_at(q, row, j) + lane % 4 * 4, rounded_pair<Element>(left, right));
+        if (8 * j + 8 <= HEAD || 8 * j + lane % 4 * 2 < HEAD) {
+          store_word(chunk_at(q, row, j) + lane % 4 * 4, rounded_pair<Element>(left, right));
+        }
       }
     }
   }
   __syncwarp();
   const Rows rows = output_rows(item.window, item.head, heads);
 #pragma unroll
-  for (unsigned first = 0; first < 16 * CHUNKS; first += WARP) {
-    const unsigned pack = first + lane, row = 16 * tile + pack / CHUNKS, chunk = pack % CHUNKS;
-    if (row < TOKENS) {
-      store_whole(t.out + rows.first + row * rows.step + chunk * CHUNK, load_shared(chunk_at(q, row, chunk)));
+  for (unsigned begin = 0; begin < 16 * ROW_LANES; begin += WARP) {
+    const unsigned row = 16 * tile + (begin + lane) / ROW_LANES, access = (begin + lane) % ROW_LANES;
+    if (before + row < TOKENS && access < ACCESSES) {
+      const unsigned from = access_at(q, row, access);
+      Element* own = t.out + rows.first + (before + row) * rows.step + access * (ACCESS / sizeof(Element));
+      if constexpr (ACCESS == PACK_BYTES) {
+        store_whole(own, load_shared(from));
+      } else {
+        *reinterpret_cast<unsigned*>(own) = load_word(from);
+      }
     }
   }
 }
@@ -313,7 +188,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
     if constexpr (TABLES) {
       load_floats(scores[i], lanes + (first + i) * (WARP * sizeof(float4)));
     } else {
-      begin_tile(scores[i], t, item.head, item.mask, tile, band * TILES + i, lane);
+      begin_tile(scores[i], t, item.head, item.mask, item.first + tile, band * TILES + i, lane);
     }
   }
 }
@@ -360,37 +235,46 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
   store_tile(t, item, heads, q, tile, kv.lane, out, inverse);
 }
 
-// All that a block has to do. Items are counted within its part.
+// All that a block has to do. Items are counted within its share.
 __device__ __forceinline__ void attend(const Operands& t, const Order& order) {
   const unsigned team = threadIdx.x / THREADS_OF_TEAM, warp = threadIdx.x % THREADS_OF_TEAM / WARP;
-  const Part part(order);
+  const Share share(order);
   unsigned begin = 0, next = team, stage = 0;
-  if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
-  while (begin < part.count) {
-    unsigned end = part.count;
+  clear_padding(team);
+  if (next < share.count) fetch(t, Item(share.item(next, order), order), order.heads, Stage(team, stage));
+  while (begin < share.count) {
+    unsigned end = share.count;
     if constexpr (TABLES) {
-      const unsigned item = part.item(begin, order);
-      end = min(end, (order.segment.quotient(item) + 1) * order.segment.size - part.first);
+      const unsigned item = share.item(begin, order);
+      end = min(end, (order.segment.quotient(item) + 1) * order.segment.size - share.first);
       __syncthreads();  // nobody needs the former tables any more
       make_tables(t, Item(item, order));
       __syncthreads();
     }
     while (next < end) {
-      const Item item(part.item(next, order), order);
+      const Item item(share.item(next, order), order);
       const Stage now(team, stage);
+      touch_added(t, item, warp);
       wait_for_copies();
       meet(team);  // all copies have come, and nobody needs the other stage any more
       const KeysAndValues kv(now);
       if constexpr (HOLD) meet(team);
-      next += TEAMS, stage ^= 1;
-      if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
+      next += TEAMS;
+      const auto fetch_next = [&] {
+        if (next < share.count) fetch(t, Item(share.item(next, order), order), order.heads, Stage(team, stage));
+      };
+      if constexpr (STAGES == 2) stage ^= 1, fetch_next();
 #pragma unroll 1
-      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) {
-        if (TOKENS % 16 == 0 || TOKENS % 16 > 8 || tile + 1 < QUERY_TILES) {
+      for (unsigned tile = warp; tile < QUERY_TILES && item.first + tile < ALL_TILES; tile += TEAM) {
+        if (TOKENS % 16 == 0 || TOKENS % 16 > 8 || item.first + tile + 1 < ALL_TILES) {
           attend_tile<2>(t, item, order.heads, now.q, tile, kv);
         } else {
           attend_tile<1>(t, item, order.heads, now.q, tile, kv);
         }
+      }
+      if constexpr (STAGES == 1) {
+        meet(team);  // nobody needs this item any more
+        fetch_next();
       }
     }
     begin = end;

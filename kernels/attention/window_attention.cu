@@ -113,6 +113,19 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    Longer windows, or larger heads, would need more registers: there K and V stay in shared memory, where a team of
 //    warps reads them, a tile of queries a warp. Keys come in bands of 48 or 32, and what a row has so far is scaled
 //    when a larger score turns up. 144 tokens are three bands of 48 keys for nine warps, and a block has two teams.
+//
+//    The table of 256 tokens has 256 KB, for which there is no room. Without tables a lane reads bias and mask where
+//    they are used, and each such load of a warp has eight rows, whose lines come one by one: 128 loads a tile, 256 if
+//    they weren't pairs. So the queries of an item are cut into two parts (PARTS = 2), each with items, tables and
+//    blocks of its own. K and V are read once more, 32 KB, and a table of 128 KB serves all images. Two teams of eight
+//    warps then have room for the item that they work on alone (STAGES = 1): one team loads while the other one works.
+//
+//    Few items, up to three a multiprocessor, have blocks of their own, as in step 3: a table would be made for one
+//    window alone, by a block whose other warps wait. The rows of bias and mask come to the L2 beside q, k and v.
+//
+//    Heads of 30 elements, which SwinIR has, aren't whole packs. Rows that 16 doesn't divide come in copies of 4 bytes,
+//    15 for a row, to rows of 32 elements in shared memory, whose last two are zeros, and leave in the same way. With
+//    64 tokens an item has 96 copies of a warp where whole packs have 24.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_tiles(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
                            unsigned items, unsigned heads, unsigned masks, unsigned ways, unsigned segment,

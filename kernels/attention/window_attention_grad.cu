@@ -1,15 +1,16 @@
-// The backward of attention over windows: P = softmax(q k^T / sqrt(DIM) + bias + mask), out = P v, for each window and
+// The backward of attention over windows: P = softmax(q k^T / sqrt(HEAD) + bias + mask), out = P v, for each window and
 // head on its own. Given is the gradient of out:
 //
-//     dV = P^T dout      dP = dout v^T      dS = P * (dP - rowsum(P * dP))      dQ = dS k / sqrt(DIM)
-//     dbias = sum of dS over windows        dK = dS^T q / sqrt(DIM)
+//     dV = P^T dout      dP = dout v^T      dS = P * (dP - rowsum(P * dP))      dQ = dS k / sqrt(HEAD)
+//     dbias = sum of dS over windows        dK = dS^T q / sqrt(HEAD)
 //
 // Macros: SCALAR (__half, __nv_bfloat16), TOKENS, DIM (32, 64), HAS_BIAS, HAS_MASK (0, 1); of step 2, STAGES (1, 2) and
-// RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone. PACKED: 0 where tensors are
-// (windows, heads, TOKENS, DIM), which is so unless told; else the number of heads. Then dout is (windows, TOKENS,
-// heads, DIM), and q, k and v are one tensor, qkv (windows, TOKENS, 3, heads, DIM), which is given in place of each of
-// them; so are their gradients. That is what the products before and after attention have. A row of a head is 64 or
-// 128 bytes there, whole sectors of memory, so only addresses differ, and nothing is copied to other orders and back.
+// RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone. HEAD: size of a head, DIM unless
+// told, else an even number below it: then zeros fill rows to DIM elements in shared memory. PACKED: 0 where tensors
+// are (windows, heads, TOKENS, HEAD), which is so unless told; else the number of heads. Then dout is (windows, TOKENS,
+// heads, HEAD), and q, k and v are one tensor, qkv (windows, TOKENS, 3, heads, HEAD), which is given in place of each
+// of them; so are their gradients. That is what the products before and after attention have. A row of 32 or 64
+// elements has whole sectors of memory there, so only addresses differ, and nothing is copied to other orders and back.
 //
 // Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB
 // move. A (T, T) matrix has 4.8 KB more. Autograd's backward writes two of them, dP and dS, and reads six: P for dV, P
@@ -72,7 +73,7 @@ struct SquareInMemory {
 #pragma unroll
     for (unsigned i = 0; i < 4 * TILES; ++i) {
       const unsigned row = first_row() + i % 4 / 2 * 8, column = first_column(i / 4) + i % 2;
-      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / SCALE);
+      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / BEFORE);
     }
   }
 };
@@ -279,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
   const unsigned row = thread / WARP * 16 + thread % WARP / 4 + threadIdx.x % 4 / 2 * 8;
   const unsigned column = tile * 8 + thread % 4 * 2 + threadIdx.x % 2;
   if (row < TOKENS && column < TOKENS) {
-    dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / SCALE);
+    dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / BEFORE);
   }
 }
 

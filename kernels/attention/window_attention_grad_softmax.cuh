@@ -50,7 +50,7 @@ __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
 }
 
 // exp(x) is computed as 2 to the power x * log2(e). For short windows the scores, and what is added to them, are
-// multiplied by UNIT = log2(e) when they are added: the scores' scaling by 1 / sqrt(DIM) needs a multiplication anyway,
+// multiplied by UNIT = log2(e) when they are added: the scaling of scores by 1 / sqrt(HEAD) needs a multiplication anyway,
 // and what is added is multiplied once and stays in registers. For long windows what is added is read again for each
 // window, so the factor comes later, in to_probabilities, where it takes fewer instructions.
 constexpr float UNIT = SHORT ? LOG2_E : 1.0f;
@@ -124,7 +124,7 @@ __device__ __forceinline__ float one_over(float x) {
   return inverse;
 }
 
-// Replaces the scores s = q k^T of a strip by the probabilities softmax(s / sqrt(DIM) + what is added). A query whose
+// Replaces the scores s = q k^T of a strip by the probabilities softmax(s / sqrt(HEAD) + what is added). A query whose
 // scores are all -inf gets NaN, as in torch. A key that doesn't exist gets 0.
 template <typename Added>
 __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
@@ -186,9 +186,14 @@ struct FromSquare {
   }
 };
 
-// Replaces dP of a strip by dS / sqrt(DIM), where dS = P * (dP - delta) is the gradient of the scaled scores, and delta
-// is a query's sum of P * dP over its keys. Both dQ and dK need the factor 1 / sqrt(DIM). Here the factor costs no
-// instruction: `dP - delta` becomes one multiply-add, `dP * factor - delta * factor`.
+// dQ and dK need dS / sqrt(HEAD). Of bfloat16, dS takes this factor before it is rounded, where the factor costs no
+// instruction: `dP - delta` becomes one multiply-add, `dP * factor - delta * factor`. Of float16, dS is rounded as it
+// is, and the factor comes after the products: the smallest halves are 2^-24 apart, and a step of a smaller dS would be
+// sqrt(HEAD) times as large a part of it. Small dS are usual: where gradients aren't scaled, a P of 1/49 makes them so.
+constexpr float BEFORE = is_bfloat16(T{}) ? SCALE : 1.0f, AFTER = is_bfloat16(T{}) ? 1.0f : SCALE;
+
+// Replaces dP of a strip by dS * BEFORE, where dS = P * (dP - delta) is the gradient of the scaled scores, and delta
+// is a query's sum of P * dP over its keys.
 template <typename Probabilities>
 __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities) {
   float delta[2] = {};  // of each half
@@ -204,7 +209,7 @@ __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& pro
       }
     }
   }
-  delta[0] = SCALE * sum_of_quad(delta[0]), delta[1] = SCALE * sum_of_quad(delta[1]);
+  delta[0] = BEFORE * sum_of_quad(delta[0]), delta[1] = BEFORE * sum_of_quad(delta[1]);
 #pragma unroll
   for (unsigned pair = 0; pair < STRIPS; ++pair) {
     float p[2][4];
@@ -213,7 +218,7 @@ __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& pro
     for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
 #pragma unroll
       for (unsigned e = 0; e < 4; ++e) {
-        dp[tile][e] = exists(tile, e) ? p[tile % 2][e] * fmaf(dp[tile][e], SCALE, -delta[e / 2]) : 0.0f;
+        dp[tile][e] = exists(tile, e) ? p[tile % 2][e] * fmaf(dp[tile][e], BEFORE, -delta[e / 2]) : 0.0f;
       }
     }
   }

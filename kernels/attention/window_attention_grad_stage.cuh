@@ -15,9 +15,18 @@ using T = SCALAR;
 #ifndef PACKED
 #define PACKED 0
 #endif
+#ifndef HEAD
+#define HEAD DIM
+#endif
 
 static_assert(DIM == 32 || DIM == 64, "steps of 32 columns are loaded at a time");
-constexpr float SCALE = DIM == 32 ? 0.17677669529663687f : 0.125f;  // DIM to the power -1/2
+static_assert(HEAD <= DIM && HEAD % 2 == 0, "rows are words, and zeros fill them");
+
+// HEAD to the power -1/2, by Newton's method.
+__device__ constexpr double inverse_root(double n, double found = 0.125, int steps = 40) {
+  return steps ? inverse_root(n, found * (1.5 - 0.5 * n * found * found), steps - 1) : found;
+}
+constexpr float SCALE = static_cast<float>(inverse_root(HEAD));
 
 constexpr unsigned CHUNK = 8;                                // elements
 constexpr unsigned CHUNKS = DIM / CHUNK;                     // of a row
@@ -29,13 +38,13 @@ constexpr unsigned PITCH = (CHUNKS + 1) * PACK_BYTES;        // from row to row 
 constexpr unsigned TENSOR_BYTES = ROWS * PITCH;
 constexpr unsigned SQUARE_PITCH = (2 * STRIPS + 1) * PACK_BYTES;  // from row to row of P or dS
 constexpr unsigned SQUARE_BYTES = ROWS * SQUARE_PITCH;
-constexpr unsigned WINDOW = TOKENS * DIM;                    // elements of a window and head
+constexpr unsigned WINDOW = TOKENS * HEAD;                   // elements of a window and head
 constexpr unsigned SQUARE = TOKENS * TOKENS;
 
 // Elements from token to token, and from q to k and from k to v, of the same token.
-constexpr unsigned BETWEEN = PACKED * DIM;
-constexpr unsigned OUT_ROW = PACKED ? BETWEEN : DIM;      // of dout
-constexpr unsigned QKV_ROW = PACKED ? 3 * BETWEEN : DIM;  // of q, k, v and their gradients
+constexpr unsigned BETWEEN = PACKED * HEAD;
+constexpr unsigned OUT_ROW = PACKED ? BETWEEN : HEAD;      // of dout
+constexpr unsigned QKV_ROW = PACKED ? 3 * BETWEEN : HEAD;  // of q, k, v and their gradients
 static_assert(3ull * PACKED * WINDOW < 1ull << 31, "places in a window are told by 32 bits");
 
 // Where a window and head begins: in dout, and in q and dq, of which k, v, dk and dv are BETWEEN and twice that apart.
@@ -46,7 +55,7 @@ struct Offsets {
 // item: what number the window and head have where heads lie apart.
 __device__ __forceinline__ Offsets offsets_of(long long item, unsigned window, unsigned head) {
   if constexpr (PACKED == 0) return {item * WINDOW, item * WINDOW};
-  return {1ll * window * (TOKENS * OUT_ROW) + head * DIM, 1ll * window * (TOKENS * QKV_ROW) + head * DIM};
+  return {1ll * window * (TOKENS * OUT_ROW) + head * HEAD, 1ll * window * (TOKENS * QKV_ROW) + head * HEAD};
 }
 
 // The tensors of a stage, in this order.
@@ -72,13 +81,28 @@ static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
 // Copies of windows, or of their rows where heads lie side by side, that are whole lines go through L1, where blocks
 // leave room for it: then a line is asked for once. Others share lines with their neighbours, which other blocks have.
-constexpr bool THROUGH_L1 = TOKENS <= 64 && (PACKED ? DIM : WINDOW) * sizeof(T) % 128 == 0;
+constexpr bool THROUGH_L1 = TOKENS <= 64 && (PACKED ? HEAD : WINDOW) * sizeof(T) % 128 == 0;
 
 __device__ __forceinline__ void copy_chunk(unsigned to, const T* from) {
   if constexpr (THROUGH_L1) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  }
+}
+
+// Rows that aren't whole chunks come and leave as words. A row has as many lanes as it has words with its zeros.
+constexpr bool IN_WORDS = HEAD % CHUNK != 0;
+constexpr unsigned WORD = 2, ROW_LANES = DIM / WORD;  // elements of a word
+__device__ __forceinline__ void copy_word(unsigned to, const T* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(4) : "memory");
+}
+__device__ __forceinline__ void copy_words(unsigned to, const T* from, unsigned pitch) {
+  const unsigned row = threadIdx.x / ROW_LANES, word = threadIdx.x % ROW_LANES;
+  if (word * WORD >= HEAD) return;
+#pragma unroll 4
+  for (unsigned at = row; at < TOKENS; at += THREADS / ROW_LANES) {
+    copy_word(to + at * PITCH + word * 4, from + at * pitch + word * WORD);
   }
 }
 
@@ -92,8 +116,14 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
 #pragma unroll
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
       const unsigned pitch = tensor == DOUT ? OUT_ROW : QKV_ROW;
-      const long long place = (tensor == DOUT ? offsets.out : offsets.qkv) + row * pitch + chunk * CHUNK;
-      const T* source = (PACKED && tensor > Q ? from[Q] + (tensor - Q) * BETWEEN : from[tensor]) + place;
+      const long long place = tensor == DOUT ? offsets.out : offsets.qkv;
+      const T* begin = (PACKED && tensor > Q ? from[Q] + (tensor - Q) * BETWEEN : from[tensor]) + place;
+      if constexpr (IN_WORDS) {
+        copy_words(stage + tensor * TENSOR_BYTES, begin, pitch);
+        continue;
+      }
+      const T* source = begin + row * pitch + chunk * CHUNK;
+      if (HEAD != DIM && chunk * CHUNK >= HEAD) continue;
 #pragma unroll
       for (unsigned first = 0; first < TOKENS; first += STEP) {
         if (first + STEP <= TOKENS || row < TOKENS - first) {
@@ -109,8 +139,8 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
       const unsigned pitch = tensor == DOUT ? OUT_ROW : QKV_ROW;
 #pragma unroll 1
       for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
-        const unsigned to = stage + tensor * TENSOR_BYTES + i / DIM * PITCH + i % DIM * sizeof(T);
-        const unsigned at = PACKED ? i / DIM * pitch + i % DIM : i;
+        const unsigned to = stage + tensor * TENSOR_BYTES + i / HEAD * PITCH + i % HEAD * sizeof(T);
+        const unsigned at = PACKED ? i / HEAD * pitch + i % HEAD : i;
         const unsigned short raw = *reinterpret_cast<const unsigned short*>(source + place + at);
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(raw) : "memory");
       }
@@ -121,15 +151,18 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
 // Waits for the thread's own copies; a barrier of the block must follow.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Writes zeros into the rows past TOKENS of the first tensors, whose number is given. No copy writes there.
+// Writes zeros into the rows past TOKENS of the first tensors, whose number is given. No copy writes there. Where rows
+// have columns past HEAD, they are zeros as well; then all is written, and the block waits for it.
 __device__ __forceinline__ void clear_padding(unsigned stages, unsigned tensors) {
 #pragma unroll 1
   for (unsigned tensor = 0; tensor < tensors; ++tensor) {
-    for (unsigned at = TOKENS * PITCH + threadIdx.x * PACK_BYTES; at < TENSOR_BYTES; at += THREADS * PACK_BYTES) {
+    const unsigned first = HEAD == DIM ? TOKENS * PITCH : 0;
+    for (unsigned at = first + threadIdx.x * PACK_BYTES; at < TENSOR_BYTES; at += THREADS * PACK_BYTES) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(stages + tensor * TENSOR_BYTES + at), "r"(0)
                    : "memory");
     }
   }
+  if constexpr (HEAD != DIM) __syncthreads();
 }
 
 // Where a lane's eight elements of 16 rows and 16 columns are, in bytes: the first or the second eight of row l % 16.
@@ -163,10 +196,24 @@ __device__ __forceinline__ uint4 load_chunk(unsigned from) {
   return raw;
 }
 
-// Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through
-// `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+// Writes 16 rows of the warp's own room as words.
+__device__ __forceinline__ void write_words(unsigned room, T* to, unsigned strip) {
+  const unsigned lane = threadIdx.x % WARP, word = lane % ROW_LANES;
+#pragma unroll 4
+  for (unsigned row = lane / ROW_LANES; row < 16; row += WARP / ROW_LANES) {
+    const unsigned token = 16 * strip + row;
+    if (token < TOKENS && word * WORD < HEAD) {
+      unsigned both;
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(both) : "r"(room + row * PITCH + word * 4) : "memory");
+      *reinterpret_cast<unsigned*>(to + token * QKV_ROW + word * WORD) = both;
+    }
+  }
+}
+
+// Writes a strip (16 x DIM) of float32 sums, times `factor`, as rows 16 * strip and on of the window and head at `to`.
+// It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
-                                            bool aligned) {
+                                            float factor, bool aligned) {
   const unsigned lane = threadIdx.x % WARP;
 #pragma unroll
   for (unsigned n = 0; n < CHUNKS; n += 2) {
@@ -174,18 +221,23 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
 #pragma unroll
     for (unsigned m = 0; m < 4; ++m) {
       const float* two = &sums[n + m / 2][m % 2 * 2];
-      words[m] = rounded_pair<T>(two[0], two[1]);
+      words[m] = rounded_pair<T>(two[0] * factor, two[1] * factor);
     }
     store_matrices(room + place_in_16(PITCH) + n * PACK_BYTES, words);
   }
   __syncwarp();
+  if (IN_WORDS && aligned) {
+    write_words(room, to, strip);
+    __syncwarp();
+    return;
+  }
   const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
   const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
   T* own = to + token * QKV_ROW + chunk * CHUNK;
   if (aligned) {
 #pragma unroll
     for (unsigned first = 0; first < 16; first += WARP_STEP) {
-      if (token + first < TOKENS) {
+      if (token + first < TOKENS && (HEAD == DIM || chunk * CHUNK < HEAD)) {
         store_whole(own + first * QKV_ROW, load_chunk(from + first * PITCH));
       }
     }
@@ -194,7 +246,8 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
     for (unsigned first = 0; first < 16; first += WARP_STEP) {
       const uint4 raw = load_chunk(from + first * PITCH);
       if (token + first < TOKENS) {
-        store_filled(own + first * QKV_ROW, reinterpret_cast<const Pack<T>&>(raw), CHUNK, false);
+        const unsigned count = HEAD == DIM ? CHUNK : filled<T>(HEAD, chunk * CHUNK);
+        store_filled(own + first * QKV_ROW, reinterpret_cast<const Pack<T>&>(raw), count, false);
       }
     }
   }

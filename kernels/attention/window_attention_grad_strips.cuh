@@ -5,7 +5,7 @@
 // between separate products. Here they stay in registers, and go through shared memory only where a product needs
 // columns of P or dS that other warps hold.
 //
-// Terms, for a window with TOKENS tokens and heads of DIM elements (window_attention_grad.cu has the formulas):
+// Terms, for a window with TOKENS tokens and heads of HEAD elements (window_attention_grad.cu has the formulas):
 //   stage    q, k, v and dout of the window and head in shared memory; a row is a token
 //   strip    16 rows (queries) of S, P, dP or dS, by all keys. Warp w has the strip of queries 16 * w .. 16 * w + 15
 //   tile     16 queries by 8 keys of a strip: the shape of one result of the tensor cores
@@ -26,7 +26,7 @@
 //   1. S = q k^T, dP = dout v^T           the warp's strip, in registers                   strip_by_rows
 //   2. P = softmax(S)                     in the same registers                            to_probabilities
 //   3. P, rounded, into a square          for the columns of step 6                        share_strip
-//   4. dS from dP and P                   in the registers of dP; added to the sum         to_gradients
+//   4. dS * BEFORE from dP and P          in the registers of dP; added to the sum         to_gradients
 //   5. dQ = dS k                          the warp's strip of dS is the left operand       strip_product
 //   -- barrier: squares are complete
 //   6. dV = P^T dout, dK = dS^T q         columns of the squares are the left operand      columns_product
@@ -135,14 +135,14 @@ __device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4],
   }
 }
 
-// Step 6 and its stores: COUNT strips of keys of dV or dK, whose first element is at `to`.
+// Step 6 and its stores: COUNT strips of keys of dV or dK, times `factor`, whose first element is at `to`.
 template <unsigned COUNT>
 __device__ __forceinline__ void write_columns(unsigned room, T* to, unsigned square, unsigned first_strip,
-                                              unsigned right, bool aligned) {
+                                              unsigned right, float factor, bool aligned) {
   float sums[COUNT][CHUNKS][4] = {};
   columns_product<COUNT>(sums, square, first_strip, right);
 #pragma unroll
-  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, first_strip + i, sums[i], aligned);
+  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, first_strip + i, sums[i], factor, aligned);
 }
 
 // The first element of dq, dk and dv of one window and head.
@@ -156,7 +156,7 @@ __device__ __forceinline__ Results results_at(T* dq, T* dk, T* dv, const Offsets
 
 // Steps 1 to 6 for one window and head, whose tensors are complete in `stage`.
 // squares: room for SQUARES squares. rooms: room for 16 rows of each warp. added: AddedFromMemory or AddedInRegisters.
-// sums.add(strip) is called once, with the warp's strip of dS / sqrt(DIM). aligned: results begin on 16 bytes.
+// sums.add(strip) is called once, with the warp's strip of dS * BEFORE. aligned: results begin on 16 bytes.
 template <typename Added, typename Sums>
 __device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsigned rooms, const Added& added,
                                          Sums& sums, const Results& to, bool aligned) {
@@ -186,22 +186,22 @@ __device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsig
   if (SHORT) share_strip(squares + SQUARE_BYTES, rounded);
   float dq[1][CHUNKS][4] = {};
   strip_product(dq, rounded, k);
-  write_strip(room, to.dq, warp, dq[0], aligned);
+  write_strip(room, to.dq, warp, dq[0], AFTER, aligned);
   __syncthreads();
   if constexpr (SHORT && STRIPS % 2 == 0) {
     // Half of the warps make dV, the other half dK, of two strips of keys each: a loaded part of dout or q serves both
     // strips.
     const bool of_k = warp / STRIP_PAIRS == 1;
     write_columns<2>(room, of_k ? to.dk : to.dv, of_k ? squares + SQUARE_BYTES : squares, warp % STRIP_PAIRS * 2,
-                     of_k ? q : dout, aligned);
+                     of_k ? q : dout, of_k ? AFTER : 1.0f, aligned);
   } else {
     // Each warp makes one strip of keys of dV, and then of dK.
-    write_columns<1>(room, to.dv, squares, warp, dout, aligned);
+    write_columns<1>(room, to.dv, squares, warp, dout, 1.0f, aligned);
     if (!SHORT) {
       __syncthreads();  // P was read by all warps
       share_strip(squares, rounded);
       __syncthreads();
     }
-    write_columns<1>(room, to.dk, squares + (SQUARES - 1) * SQUARE_BYTES, warp, q, aligned);
+    write_columns<1>(room, to.dk, squares + (SQUARES - 1) * SQUARE_BYTES, warp, q, AFTER, aligned);
   }
 }

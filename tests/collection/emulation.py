@@ -31,10 +31,16 @@ from harness.paths import data
 HEADER = Path(__file__).with_name("emulated") / "emulated.h"
 INSTRUCTIONS = {
     "rsqrt.approx.ftz.f32": "rsqrt",
+    "rcp.approx.ftz.f32": "reciprocal",
     "ex2.approx.ftz.f32": "exp2",
     "lg2.approx.ftz.f32": "log2",
     "st.global.v4": "store_words",
     "st.shared.f32": "store_shared",
+    "st.shared.b32": "store_shared",
+    "st.shared.b16": "store_shared",
+    "st.shared.v4.b32": "store_four_shared",
+    "ld.shared.b32": "load_shared",
+    "ld.shared.v4": "load_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "prmt.b32 %0, %1, 0, 0xbb99": "spread_signs",
     "ld.global.nc.L1::no_allocate.v": "load_words",
@@ -46,6 +52,7 @@ INSTRUCTIONS = {
     "cp.async.bulk.shared": "copy_bulk",
     "cp.async.bulk.prefetch.L2": "touch",
     "prefetch.global.L2": "touch",
+    "bar.sync": "sync_some",
     "mapa": "map_to",
     "atom.add.acq_rel.gpu.global.u32": "add_in_turn",
     "st.async": "send",
@@ -58,6 +65,9 @@ INSTRUCTIONS = {
     "ldmatrix.sync.aligned.m8n8.x4.shared": "load_matrices",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared": "load_matrices_transposed",
     "movmatrix.sync.aligned.m8n8.trans.b16": "transpose",
+    "stmatrix.sync.aligned.m8n8.x4.shared": "store_matrices",
+    "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32": "multiply_add_eight<__nv_bfloat16>",
+    "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32": "multiply_add_eight<__half>",
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8": "multiply_add_bytes",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "multiply_add_halves<__nv_bfloat16>",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "multiply_add_halves<__half>",
@@ -88,6 +98,8 @@ def emulated_source(text: str) -> str:
 
 def _shared(found: re.Match[str]) -> str:
     is_dynamic, kind, name, sizes = found.groups()
+    if is_dynamic and found.string[: found.start()].endswith("\n"):  # outside of functions, where no block is yet
+        return f"\n#define {name} reinterpret_cast<{kind}*>(emulated::dynamic())\n"
     if is_dynamic:
         return f"auto* {name} = reinterpret_cast<{kind}*>(emulated::dynamic());"
     return f"static char key_of_{name}; auto& {name} = emulated::shared<{kind}{sizes}>(&key_of_{name});"

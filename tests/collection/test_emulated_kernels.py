@@ -1,6 +1,8 @@
-"""Kernels of language models on a CPU: each way of `tuned`, its fallback, and the first steps, in several orders."""
+"""Kernels of language models and windows on a CPU: ways of `tuned`, fallbacks, first steps, in several orders."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.rare import rare
 # blocks, lanes of a warp, clusters and rows of odd lengths. Each compilation takes a second, so one or two cases of an
 # op are usual, and `make test` has few: rows that threads share (RMSNorm), packs (SwiGLU), a cluster with bulk copies
 # (cross-entropy), sums of a warp (products of few rows). test_emulated_plans.py has RoPE.
+WINDOWS = {"W": 6, "H": 2, "mask": "shift"}
 CASES = [
     rare("add_rms_norm", "bfloat16", {"M": 5, "N": 2048}, "tuned", {}),
     rare("add_rms_norm", "float32", {"M": 3, "N": 256}, "tuned", {}),
@@ -71,6 +74,21 @@ CASES = [
     rare("decode_attention", "bfloat16", {"B": 2, "H": 4, "G": 2, "T": 801, "D": 64}, "tuned", {}),
     rare("decode_attention", "float16", {"B": 1, "H": 10, "G": 1, "T": 300, "D": 104}, "tuned", {}),
     rare("decode_attention", "bfloat16", {"B": 2, "H": 6, "G": 3, "T": 33, "D": 77}, "fused", {}),
+    rare("window_attention", "float16", WINDOWS | {"T": 49, "D": 32, "G": 3}, "tiles", {}),
+    rare("window_attention", "bfloat16", WINDOWS | {"T": 64, "D": 30, "G": 2}, "tiles", {}),
+    rare("window_attention", "float16", WINDOWS | {"T": 33, "D": 24, "G": 2}, "tiles", {}),
+    rare("window_attention", "float16", WINDOWS | {"T": 17, "D": 10, "G": 3}, "tiles", {}),
+    rare("window_attention", "bfloat16", WINDOWS | {"W": 8, "T": 196, "D": 32, "G": 1}, "tiles", {}),
+    rare("window_attention", "float16", WINDOWS | {"W": 8, "T": 256, "D": 32, "G": 1}, "tiles", {}),
+    rare("window_attention", "float16", WINDOWS | {"T": 17, "D": 10, "G": 3}, "scalar", {"q": 2}),
+    rare("window_attention", "float16", WINDOWS | {"T": 16, "D": 32, "G": 3}, "scalar", {"bias": 1}),
+    rare("window_attention_packed", "float16", {"W": 8, "H": 6, "side": 7, "D": 30, "G": 2}, "tiles", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 49, "D": 32, "G": 3}, "tuned", {}),
+    rare("window_attention_grad", "bfloat16", WINDOWS | {"T": 65, "D": 64, "G": 2}, "tuned", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 64, "D": 30, "G": 3}, "tuned", {}),
+    rare("window_attention_grad", "bfloat16", WINDOWS | {"T": 33, "D": 48, "G": 2}, "tuned", {}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 17, "D": 6, "G": 2}, "tuned", {"dk": 1}),
+    rare("window_attention_grad", "float16", WINDOWS | {"T": 17, "D": 64, "G": 1}, "tuned", {"q": 1}),
 ]
 
 
@@ -90,6 +108,48 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
     for gpu.order in (1, 2):
         assert complaint(gpu, catalogue[op], case, offsets) is None
     assert f"{op}_{kernel}" in gpu.launched
+
+
+@pytest.mark.slow  # test_window_attention_grad.py has what rounding loses
+@pytest.mark.parametrize("extreme", ["dout", "v"])
+def test_gradients_of_the_smallest_numbers_keep_their_places(catalogue, gpu, extreme):
+    import torch
+
+    def change(inputs):
+        rows = getattr(inputs, extreme)[1::2]
+        rows.copy_(torch.full_like(rows, torch.finfo(rows.dtype).smallest_normal).copysign(rows))
+
+    values = {"W": 16, "H": 3, "T": 49, "D": 32, "G": 4, "mask": "shift"}
+    case = case_of(catalogue["window_attention_grad"], "tuned", "float16", values)
+    assert complaint(gpu, catalogue[case.op], case, change=change) is None
+
+
+@pytest.mark.slow  # on a GPU test_window_attention.py has it
+@pytest.mark.parametrize(("tokens", "size"), [(49, 30), (17, 32)])
+def test_a_window_that_is_not_a_number_leaves_nothing_behind(catalogue, gpu, tokens, size):
+    """Blocks that stay have the next window where the one before lay, and zeros beside it."""
+
+    def change(inputs):
+        inputs.v[:24], inputs.k[:24] = math.inf, math.nan
+
+    gpu.multiprocessors = 1
+    values = WINDOWS | {"W": 40, "T": tokens, "D": size, "G": 1}
+    case = case_of(catalogue["window_attention"], "tuned", "float16", values)
+    assert complaint(gpu, catalogue[case.op], case, change=change) is None
+
+
+@pytest.mark.slow  # on a GPU test_window_attention.py has it
+@pytest.mark.parametrize(("windows", "tokens"), [(4, 49), (16, 49), (8, 144)])
+def test_queries_without_keys_and_keys_without_weight(catalogue, gpu, windows, tokens):
+    """A query without any key gives NaN, and no other does; a band of keys without weight changes nothing."""
+
+    def change(inputs):
+        inputs.mask[0, 5], inputs.mask[1, :, : tokens - 3] = -math.inf, -math.inf
+
+    gpu.multiprocessors = 1
+    values = WINDOWS | {"W": windows, "H": 1, "T": tokens, "D": 30, "G": 2, "bias": "no"}
+    case = case_of(catalogue["window_attention"], "tuned", "float16", values)
+    assert complaint(gpu, catalogue[case.op], case, change=change) is None
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,16 @@ CASES = [
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
     rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
+    rare(
+        "window_attention",
+        "float16",
+        {"W": 6, "H": 2, "T": 81, "D": 30, "G": 3, "mask": "shift"},
+        [
+            {"tables": 2, "teams": 1, "parts": 3, "stay": 1},
+            {"tables": 0, "teams": 2, "parts": 1, "stay": 1},
+            {"tables": 0, "teams": 1, "parts": 2, "stay": 0},
+        ],
+    ),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"way": "stages", "kept": 2, "resident": 1}]),
 ]
 

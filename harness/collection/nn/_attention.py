@@ -23,8 +23,8 @@ def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> T
     values one after the other, and each of them has its heads one after the other. bias: (heads, T, T). mask: (windows
     of an image, T, T), or None. bias and mask are rounded to the type of qkv; mask gets no gradient. Scores and weights
     are computed anew in the backward, for which qkv, bias and mask are kept. Kernels take halves: the forward's up to
-    256 pixels on tensor cores, the backward's up to 144 with heads of 32 or 64. Raises ValueError for shapes that don't
-    fit each other, and for integers.
+    256 pixels on tensor cores, the backward's up to 144, both with heads of even sizes up to 64. Raises ValueError for
+    shapes that don't fit each other, and for integers.
 
     >>> qkv, bias = torch.zeros(1, 2, 3), torch.zeros(1, 2, 2)
     >>> qkv[0, :, 2] = torch.tensor([1.0, 3.0])

@@ -41,6 +41,7 @@ struct Block {
   uint3 index;
   unsigned rank, alive, arrived = 0, turn = 0, used = 0;
   std::map<const void*, unsigned> statics;  // where each variable in shared memory begins
+  std::map<unsigned, std::pair<unsigned, unsigned>> meetings;  // of some threads: how many have come, and the turn
   std::vector<Warp> warps;
 };
 struct Copy {
@@ -101,6 +102,12 @@ inline void sync_block() {
     if (block.turn == turn && block.arrived >= block.alive) block.arrived = 0, ++block.turn;
     return block.turn != turn;
   });
+}
+inline void sync_some(unsigned barrier, unsigned threads) {
+  auto& [arrived, turn] = current->block->meetings[barrier];
+  const unsigned own = turn;
+  if (++arrived == threads) arrived = 0, ++turn;
+  wait_until([&] { return current->block->meetings[barrier].second != own; });
 }
 inline void cluster_arrive() { ++cluster_arrived, current->cluster_turn = cluster_turn; }
 inline void cluster_wait() {
@@ -169,6 +176,7 @@ inline void barrier_try(unsigned& done, unsigned address, unsigned parity) {
 // ---- What stands for an instruction in assembly: results first.
 inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
 inline void rsqrt(float& to, float x) { to = 1.0f / std::sqrt(flushed(x)); }
+inline void reciprocal(float& to, float x) { to = flushed(1.0f / flushed(x)); }
 inline void exp2(float& to, float x) { to = flushed(std::exp2(flushed(x))); }
 inline void log2(float& to, float x) { to = std::log2(flushed(x)); }
 template <typename To>
@@ -178,7 +186,21 @@ void store_words(To* to, unsigned x, unsigned y, unsigned z, unsigned w) {
 inline void store_words(size_t to, unsigned x, unsigned y, unsigned z, unsigned w) {
   *reinterpret_cast<uint4*>(to) = make_uint4(x, y, z, w);
 }
-inline void store_shared(unsigned to, float value) { std::memcpy(at(to), &value, sizeof value); }
+template <typename Value, typename... Values>
+void store_shared(unsigned to, Value first, Values... others) {
+  const Value all[] = {first, static_cast<Value>(others)...};
+  if (to % sizeof all) raise(SIGSEGV);
+  std::memcpy(at(to), all, sizeof all);
+}
+inline void store_four_shared(unsigned to, unsigned word) { store_shared(to, word, word, word, word); }
+inline void load_shared(unsigned& to, unsigned from) { std::memcpy(&to, at(from), sizeof to); }
+template <typename Value>
+void load_shared(Value& a, Value& b, Value& c, Value& d, unsigned from) {
+  Value all[4];
+  if (from % sizeof all) raise(SIGSEGV);
+  std::memcpy(all, at(from), sizeof all);
+  a = all[0], b = all[1], c = all[2], d = all[3];
+}
 inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
   const auto byte = [](int x) { return static_cast<unsigned>(std::clamp(x, -128, 127)) & 0xffu; };
   to = above << 16 | byte(high) << 8 | byte(low);
@@ -193,10 +215,11 @@ inline void load_words(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const
   load_words(a, b, from);
   load_words(c, d, static_cast<const unsigned*>(from) + 2);
 }
-inline void copy(unsigned to, const void* from, unsigned width = 16, unsigned bytes = 16) {
+inline void copy(unsigned to, const void* from, unsigned width, unsigned bytes) {
   if (to % width || (bytes && reinterpret_cast<uintptr_t>(from) % width)) raise(SIGSEGV);
   current->copies.back().push_back({to, from, width, bytes});
 }
+inline void copy(unsigned to, const void* from, unsigned width = 16) { copy(to, from, width, width); }
 inline void close_copies() { current->copies.emplace_back(); }
 inline void finish(size_t groups) {
   auto& all = current->copies;
@@ -279,6 +302,14 @@ inline void transpose(unsigned& to, unsigned pair) {
     return half(lane % 4 * 2) | half(lane % 4 * 2 + 1) << 16;
   });
 }
+inline void store_matrices(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  if (address % 16) raise(SIGSEGV);
+  exchange(address, [&](unsigned lane, auto get) {
+    const unsigned from[] = {a, b, c, d};
+    for (unsigned i = 0; i < 4; ++i) std::memcpy(at(get(8 * i + lane / 4).first + lane % 4 * 4), &from[i], 4);
+    return 0;
+  });
+}
 struct Bytes {
   signed char a[4][4], b[2][4];  // A (16 x 32) and B (32 x 8), four neighbours of a row of A or a column of B each
 };
@@ -322,6 +353,11 @@ void multiply_add_halves(float& d0, float& d1, float& d2, float& d3, unsigned a0
     }
     return 0;
   });
+}
+// A (16 x 8) and B (8 x 8): the others' columns and rows are zeros.
+template <typename Half>
+void multiply_add_eight(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned b) {
+  multiply_add_halves<Half>(d0, d1, d2, d3, a0, a1, 0, 0, b, 0);
 }
 
 // ---- Launches.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention as shared
+from harness.collection.ops.attention import _window_attention_kernels as ours
 from harness.collection.ops.attention import _window_attention_tuning as plans
 from harness.collection.ops.attention._window_attention import flex_obstacle
 from harness.collection.ops.chip import Chip
@@ -215,11 +216,11 @@ def flexible(ctx: Context) -> Callable[..., Any]:
 # ---- Our kernels.
 
 
-def sizes_of(case: Case) -> shared.AttentionSizes:
+def sizes_of(case: Case) -> ours.AttentionSizes:
     """The case's sizes as our kernels take them."""
     s = case.values
     w, h, t, d = (int(s[name]) for name in _ROWS)
-    return shared.AttentionSizes(w, h, t, d, bias=s["bias"] == "yes", masks=shared.masks(s), packed=False)
+    return ours.AttentionSizes(w, h, t, d, bias=s["bias"] == "yes", masks=shared.masks(s), packed=False)
 
 
 def _obstacle(case: Case) -> str | None:
@@ -250,7 +251,7 @@ def unfused(ctx: Context) -> Launch:
     rows, square = (sizes.items, sizes.tokens, sizes.head), (sizes.items, sizes.tokens, sizes.tokens)
     # All sets of buffers share the scores.
     scores = torch.empty(square, dtype=ctx.dtype, device=ctx.device)
-    softmax = shared.Kernels(ctx, sizes).softmax(scores)
+    softmax = ours.Kernels(ctx, sizes).softmax(scores)
 
     def launch(t: Tensors) -> None:
         torch.bmm(t.q.view(rows), t.k.view(rows).transpose(1, 2), out=scores)
@@ -263,7 +264,7 @@ def unfused(ctx: Context) -> Launch:
 @OP.variant("scalar", "one kernel, a warp a row, no tensor cores", **_OURS)
 def scalar(ctx: Context) -> Launch:
     """Any sizes at any address, as long as a window and a head fit into shared memory."""
-    kernel = shared.Kernels(ctx, sizes_of(ctx.case)).scalar()
+    kernel = ours.Kernels(ctx, sizes_of(ctx.case)).scalar()
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)
 
 
@@ -271,7 +272,7 @@ def scalar(ctx: Context) -> Launch:
 def fused(ctx: Context) -> Launch:
     """The text after, in its plainest form. `scalar` runs where it does in `tuned`."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.plain(sizes, Chip.current()))
+    kernel = ours.Kernels(ctx, sizes).tiles(ours.TilePlan.plain(sizes, Chip.current()))
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)
 
 
@@ -282,7 +283,7 @@ def fused(ctx: Context) -> Launch:
     **_OURS,
 )
 def tuned(ctx: Context) -> Launch:
-    """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
+    """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads of odd sizes or beyond 64."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
+    kernel = ours.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)

@@ -38,8 +38,8 @@ _STAGED = 4  # tensors of a window and head
 _SUM_BLOCK = 512  # threads
 
 _LONGEST = 144  # tokens: a strip of S and one of dP fit into the registers of a thread
-_DIMS = (32, 64)
-_RESIDENT_WARPS = {32: 12, 64: 8}  # of a multiprocessor, by the size of a head: their registers fit
+_DIMS = (32, 64)  # sizes of rows in shared memory, which zeros fill
+_RESIDENT_WARPS = {32: 12, 64: 8}  # of a multiprocessor, by the size of a row: their registers fit
 _WAVES = 4  # of blocks at most
 _LIMIT = 2**31  # windows and heads that kernels count in 32 bits
 
@@ -249,8 +249,8 @@ def unfused(ctx: Context) -> Launch:
 
 def _not_ours(case: Case) -> str | None:
     s = case.symbols
-    if s["D"] not in _DIMS:
-        return f"heads of {' or '.join(map(str, _DIMS))} only, of which fragments are loaded whole"
+    if s["D"] % 2 or not 0 < s["D"] <= _DIMS[-1]:
+        return f"heads of even sizes up to {_DIMS[-1]} only: rows come in words, and fragments of 32 columns"
     if s["T"] > _LONGEST:
         return f"up to {_LONGEST} tokens only: all keys of 16 queries must fit into the registers of a warp"
     return None if s["W"] * s["H"] < _LIMIT else f"fewer than {_LIMIT} windows and heads only"
@@ -305,10 +305,16 @@ def shared_bytes(tokens: int, dim: int, stages: int) -> int:
     return rows * (stages * _STAGED * row + squares * square + row)
 
 
+def _dim(size: int) -> int:
+    return next(dim for dim in _DIMS if size <= dim)
+
+
 def _macros(ctx: Context) -> dict[str, str | int]:
     s = ctx.s
     chosen = {"HAS_BIAS": int(s.bias == "yes"), "HAS_MASK": int(s.mask == "shift")}
-    return {"SCALAR": CUDA_TYPE[ctx.case.dtype], "TOKENS": s.T, "DIM": s.D} | chosen
+    dim = _dim(s.D)
+    rows = {"DIM": dim} if dim == s.D else {"DIM": dim, "HEAD": s.D}
+    return {"SCALAR": CUDA_TYPE[ctx.case.dtype], "TOKENS": s.T} | rows | chosen
 
 
 def _tensors(t: Tensors) -> tuple[Any, ...]:
@@ -339,7 +345,7 @@ def fused(ctx: Context) -> Launch:
 
     s, access, has_bias = ctx.s, _access(ctx), ctx.s.bias == "yes"
     kernel, summing = (ctx.kernel(_FILE, f"window_attention_grad_{name}", _macros(ctx)) for name in ("fused", "sum"))
-    threads, shared = blocks(s.T, _STRIP) * WARP, shared_bytes(s.T, s.D, 1)
+    threads, shared = blocks(s.T, _STRIP) * WARP, shared_bytes(s.T, _dim(s.D), 1)
     sizes = ctypes.c_uint32(s.H), ctypes.c_uint32(s.G if s.mask == "shift" else 1)
     elements = s.H * s.T * s.T
     of_sum = ctypes.c_int64(elements), ctypes.c_int64(s.W)
@@ -365,7 +371,7 @@ def tuned(ctx: Context) -> Launch:
     import torch
 
     s, access, has_bias, chip = ctx.s, _access(ctx), ctx.s.bias == "yes", Chip.current()
-    plan = AttentionGradPlan.of(s.T, s.D, has_bias, chip)
+    plan = AttentionGradPlan.of(s.T, _dim(s.D), has_bias, chip)
     macros = _macros(ctx) | {"STAGES": plan.stages, "RESIDENT": plan.resident}
     kernel, total = (ctx.kernel(_FILE, f"window_attention_grad_{name}", macros) for name in ("tuned", "total"))
     parts = plan.parts(s.W, s.H, chip.multiprocessors)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention as shared
+from harness.collection.ops.attention import _window_attention_kernels as ours
 from harness.collection.ops.attention import _window_attention_tuning as plans
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import ANY
@@ -143,11 +144,11 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 # ---- Our kernels.
 
 
-def sizes_of(case: Case) -> shared.AttentionSizes:
+def sizes_of(case: Case) -> ours.AttentionSizes:
     """The case's sizes as our kernels take them."""
     s = case.values
     w, h, d = (int(s[name]) for name in ("W", "H", "D"))
-    return shared.AttentionSizes(w, h, _tokens(s), d, bias=True, masks=shared.masks(s), packed=True)
+    return ours.AttentionSizes(w, h, _tokens(s), d, bias=True, masks=shared.masks(s), packed=True)
 
 
 def _obstacle(case: Case) -> str | None:
@@ -190,7 +191,7 @@ def unfused(ctx: Context) -> Launch:
     apart = torch.empty(3, sizes.windows, sizes.heads, tokens, sizes.head, dtype=ctx.dtype, device=ctx.device)
     result = torch.empty(rows, dtype=ctx.dtype, device=ctx.device)
     q, k, v = (part.view(rows) for part in apart)
-    softmax = shared.Kernels(ctx, sizes).softmax(scores)
+    softmax = ours.Kernels(ctx, sizes).softmax(scores)
     ordered = result.view(apart.shape[1:]).transpose(1, 2)
 
     def launch(t: Tensors) -> None:
@@ -207,7 +208,7 @@ def unfused(ctx: Context) -> Launch:
 @OP.variant("scalar", "one kernel, a warp a row, no tensor cores", **_FUSED)
 def scalar(ctx: Context) -> Launch:
     """Any sizes at any address, as long as a window and a head fit into shared memory."""
-    kernel = shared.Kernels(ctx, sizes_of(ctx.case)).scalar()
+    kernel = ours.Kernels(ctx, sizes_of(ctx.case)).scalar()
     return lambda t: kernel(t.qkv, t.bias, t.mask, t.out)
 
 
@@ -215,7 +216,7 @@ def scalar(ctx: Context) -> Launch:
 def fused(ctx: Context) -> Launch:
     """The text after, in its plainest form. `scalar` runs where it does in `tuned`."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.plain(sizes, Chip.current()))
+    kernel = ours.Kernels(ctx, sizes).tiles(ours.TilePlan.plain(sizes, Chip.current()))
     return lambda t: kernel(t.qkv, t.bias, t.mask, t.out)
 
 
@@ -226,7 +227,7 @@ def fused(ctx: Context) -> Launch:
     **_FUSED,
 )
 def tuned(ctx: Context) -> Launch:
-    """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
+    """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads of odd sizes or beyond 64."""
     sizes = sizes_of(ctx.case)
-    kernel = shared.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
+    kernel = ours.Kernels(ctx, sizes).tiles(plans.plan_of(ctx, sizes))
     return lambda t: kernel(t.qkv, t.bias, t.mask, t.out)

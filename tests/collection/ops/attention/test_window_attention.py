@@ -21,12 +21,20 @@ COMPILED = [{"W": 128, "H": 4, "T": 49, "D": 32, "G": 64, "mask": "shift", "bias
     {"W": 128, "H": 4, "T": tokens, "D": size, "G": 1}
     for tokens, size in ((1, 16), (49, 32), (49, 48), (64, 32), (64, 64), (144, 32), (196, 32), (256, 64), (300, 24))
 ]
+# Rows that come in words, queries in parts, and few windows.
+COMPILED += [
+    {"W": 256, "H": 6, "T": 64, "D": 30, "G": 64, "mask": "shift"},
+    {"W": 256, "H": 3, "T": 256, "D": 32, "G": 16, "mask": "shift"},
+    {"W": 64, "H": 3, "T": 49, "D": 32, "G": 64, "mask": "shift"},
+    {"W": 64, "H": 6, "T": 144, "D": 32, "G": 64, "mask": "shift"},
+]
 LOCAL_MEMORY = ("unfused",)  # it has none: but its products need real tensors, and its kernel is in every compilation
 # 18 warps of 144 tokens have 96 registers each; with nine warps none would spill. Also a few bytes on sm_100.
 SPILLED = 48
 DTYPES = shared.DTYPES
 OURS = ["unfused", "scalar", "fused", "tuned"]
-# W, H, T, D, G.
+TOKENS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 50, 56, 57, 63, 65, 80, 100)
+# W, H, T, D, G. Few windows have blocks of their own, which don't stay: up to some 400 windows and heads on an H200.
 SHAPES = [
     (8, 4, 49, 32, 4),
     (1, 1, 49, 32, 1),  # one window
@@ -35,16 +43,30 @@ SHAPES = [
     (600, 4, 49, 32, 600),  # a mask for each window
     (600, 4, 64, 32, 4),
     (128, 2, 144, 32, 64),
+    (512, 2, 144, 32, 64),
     (3, 1, 144, 32, 3),
     (6, 2, 196, 32, 2),
     (2, 2, 256, 64, 1),
+    (300, 2, 256, 64, 4),
     (2, 1, 300, 32, 1),
-    (50, 4, 49, 64, 2),
-    (50, 4, 49, 48, 2),
-    (50, 4, 49, 16, 2),
+    (150, 4, 49, 64, 2),
+    (150, 4, 49, 48, 2),
+    (150, 4, 49, 16, 2),
     (50, 4, 49, 24, 2),
-    *((40, 2, tokens, 32, 4) for tokens in (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 50, 56, 57, 63, 65, 80, 100)),
-    (10, 2, 128, 16, 2),
+    (600, 4, 49, 24, 4),  # packs that fill a tile in part
+    (300, 6, 64, 30, 4),  # words
+    (300, 4, 49, 30, 4),
+    (50, 4, 49, 2, 2),
+    (300, 4, 33, 62, 4),
+    (50, 4, 49, 27, 2),  # neither
+    (3, 2, 144, 30, 3),
+    (300, 2, 196, 32, 4),  # queries in parts
+    (300, 2, 225, 32, 4),
+    (300, 2, 256, 32, 4),
+    (64, 6, 144, 32, 64),
+    (64, 3, 49, 32, 64),
+    *((windows, 2, tokens, 32, 4) for windows in (40, 240) for tokens in TOKENS),
+    (300, 2, 128, 16, 2),
     (0, 4, 49, 32, 2),
 ]
 
@@ -208,10 +230,12 @@ def test_shapes(launch, placed, variant, dtype):
 def test_without_a_bias_or_a_mask(launch, placed, variant, bias, mask):
     for shape in (
         (64, 4, 49, 32, 8),
+        (200, 4, 49, 32, 8),
         (1001, 4, 49, 32, 1),
-        (64, 3, 64, 32, 8),
+        (200, 3, 64, 32, 8),
         (700, 2, 144, 32, 1),
         (16, 2, 196, 32, 4),
+        (300, 2, 196, 32, 4),
     ):
         run_and_check(launch, placed, variant, "bfloat16", shape, bias=bias, mask=mask)
 
@@ -222,14 +246,16 @@ def test_unaligned_addresses(launch, placed, variant):
     for tokens, place in itertools.product((49, 64, 144), range(6)):
         offsets = [0] * 6
         offsets[place] = 1
-        run_and_check(launch, placed, variant, "float16", (24, 2, tokens, 32, 4), offsets)
+        run_and_check(launch, placed, variant, "float16", (240, 2, tokens, 32, 4), offsets)
+        offsets[place] = 2
+        run_and_check(launch, placed, variant, "float16", (240, 2, tokens, 30, 4), offsets)
     run_and_check(launch, placed, variant, "float16", (24, 2, 49, 32, 4), (8, 16, 24, 1, 3, 8))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-@pytest.mark.parametrize("tokens", [49, 64, 144, 196])
+@pytest.mark.parametrize("tokens", [49, 64, 144, 196, 256])
 def test_rows_and_columns_that_are_masked(launch, placed, variant, dtype, tokens):
     """A query without any key gives NaN, and no other does; a band of keys without weight changes nothing."""
     import torch
@@ -242,9 +268,10 @@ def test_rows_and_columns_that_are_masked(launch, placed, variant, dtype, tokens
         if mask.dtype == torch.bfloat16:
             mask[0, 7] = torch.finfo(mask.dtype).min  # as some models write it: all keys have the same weight
 
-    shape = (16, 2, tokens, 32, 4)
-    out = run_and_check(launch, placed, variant, dtype, shape, change=change, bias="no")
-    assert int(out.isnan().any(-1).sum()) == 4 * 2
+    for windows, size in ((16, 32), (400, 30), (400, 32)):  # few have blocks of their own
+        shape = (windows, 2, tokens, size, 4)
+        out = run_and_check(launch, placed, variant, dtype, shape, change=change, bias="no")
+        assert int(out.isnan().any(-1).sum()) == windows // 4 * 2
 
 
 @pytest.mark.gpu
@@ -254,16 +281,16 @@ def test_large_scores(launch, placed, variant, size):
     def change(given):
         given["q"].mul_(size)
 
-    for tokens in (49, 64, 144):
-        run_and_check(launch, placed, variant, "bfloat16", (16, 2, tokens, 32, 4), change=change)
+    for windows, tokens in itertools.product((16, 400), (49, 64, 144, 256)):
+        run_and_check(launch, placed, variant, "bfloat16", (windows, 2, tokens, 32, 4), change=change)
 
 
 @pytest.mark.gpu
-def test_infinite_values_of_other_tokens_stay_away(launch, placed):
-    """The last token's neighbours in shared memory belong to other matrices: they have no part in a window."""
+@pytest.mark.parametrize("shape", [(64, 4, 49, 32, 8), (200, 4, 49, 32, 8), (200, 4, 49, 30, 8), (200, 2, 256, 30, 8)])
+def test_infinite_values_of_other_tokens_stay_away(launch, placed, shape):
+    """What lies beside a row in shared memory, of others or of an earlier window, has no part in a window."""
     import torch
 
-    shape = (64, 4, 49, 32, 8)
     given = made(placed, "float16", shape)
     given["v"][1::2] = math.inf
     given["k"][1::2] = math.nan

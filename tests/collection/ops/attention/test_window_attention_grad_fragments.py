@@ -194,3 +194,26 @@ def test_the_total_puts_each_element_of_dbias_to_its_place(tokens, heads):
         thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
         assert group == head * fragments + column // 8 * threads + thread
         assert e == row % 16 // 8 * 2 + column % 2
+
+
+@one_test(("size", "dim"), [(2, 32), (30, 32), (34, 64), (62, 64)])
+def test_each_word_is_copied_and_written_once(size, dim):
+    """copy_words() and write_words() of window_attention_grad_stage.cuh: (row, word)."""
+    lanes = dim // 2
+    for tokens in (1, 16, 17, 49, 64, 144):
+        threads = -(-tokens // 16) * 32
+        wanted = [(row, word) for row in range(tokens) for word in range(size // 2)]
+        copied = [
+            (row, thread % lanes)
+            for thread in range(threads)
+            for row in range(thread // lanes, tokens, threads // lanes)
+            if thread % lanes * 2 < size
+        ]
+        written = [
+            (16 * strip + row, lane % lanes)
+            for strip in range(threads // 32)
+            for lane in range(32)
+            for row in range(lane // lanes, 16, 32 // lanes)
+            if 16 * strip + row < tokens and lane % lanes * 2 < size
+        ]
+        assert sorted(copied) == sorted(written) == wanted

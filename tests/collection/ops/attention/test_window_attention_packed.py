@@ -16,9 +16,11 @@ from harness.ops import Tensors, comparer
 from tests.one_test import one_test
 
 COMPILED = [
-    *({"W": 128, "H": heads, "side": 7, "D": 32, "G": 64, "mask": "shift"} for heads in (1, 2, 3, 4)),
-    *({"W": 128, "H": 4, "side": side, "D": size} for side, size in ((7, 32), (8, 32), (8, 64), (12, 32), (14, 32))),
+    *({"W": 512, "H": heads, "side": 7, "D": 32, "G": 64, "mask": "shift"} for heads in (1, 2, 3, 4)),
+    *({"W": 512, "H": 4, "side": side, "D": size} for side, size in ((7, 32), (8, 32), (8, 64), (12, 32), (14, 32))),
     {"W": 128, "H": 4, "side": 18, "D": 24},
+    {"W": 512, "H": 6, "side": 8, "D": 30, "G": 64, "mask": "shift"},
+    {"W": 64, "H": 3, "side": 7, "D": 32, "G": 64, "mask": "shift"},
 ]
 LOCAL_MEMORY = ("unfused",)  # it has none: but its products need real tensors, and its kernel is in every compilation
 # 18 warps of 144 tokens have 96 registers each; with nine warps none would spill. Also a few bytes on sm_100.
@@ -35,14 +37,17 @@ SHAPES = [
     (600, 4, 7, 32, 600),
     (600, 4, 8, 32, 4),
     (64, 2, 12, 32, 16),
-    (6, 2, 14, 32, 2),
+    (400, 2, 12, 32, 16),
+    (300, 2, 14, 32, 2),
+    (300, 2, 16, 32, 4),
     (2, 2, 16, 64, 1),
+    (300, 6, 8, 30, 4),
     (2, 1, 18, 32, 1),
-    (50, 4, 7, 64, 2),
-    (50, 4, 7, 48, 2),
-    (50, 4, 7, 16, 2),
-    (50, 4, 7, 24, 2),
-    *((40, 2, side, 32, 4) for side in (1, 2, 3, 4, 5, 6, 9, 10)),
+    (150, 4, 7, 64, 2),
+    (150, 4, 7, 48, 2),
+    (150, 4, 7, 16, 2),
+    (150, 4, 7, 24, 2),
+    *((240, 2, side, 32, 4) for side in (1, 2, 3, 4, 5, 6, 9, 10)),
     (0, 4, 7, 32, 2),
 ]
 
@@ -159,9 +164,9 @@ def test_without_a_mask(launch, placed, variant):
         (64, 4, 7, 32, 8),
         (1001, 4, 7, 32, 1),
         (400, 24, 7, 32, 1),
-        (64, 3, 8, 32, 8),
+        (200, 3, 8, 32, 8),
         (16, 2, 12, 32, 4),
-        (16, 2, 14, 32, 4),
+        (300, 2, 14, 32, 4),
     ):
         run_and_check(launch, placed, variant, "bfloat16", shape, mask="none")
 
@@ -172,7 +177,7 @@ def test_unaligned_addresses(launch, placed, variant):
     for side, offsets in itertools.product(
         (7, 8, 12), ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (8, 1, 3, 16))
     ):
-        run_and_check(launch, placed, variant, "float16", (24, 2, side, 32, 4), offsets)
+        run_and_check(launch, placed, variant, "float16", (240, 2, side, 32, 4), offsets)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""What the ops of attention over windows share: plans, the order of tiles and lanes, and Swin's mask."""
+"""What the ops of attention over windows share: plans, the order of items, and Swin's mask."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from harness.collection.ops.attention import _window_attention as shared
+from harness.collection.ops.attention import _window_attention_kernels as ours
+from harness.collection.ops.attention import _window_attention_tuning as tuning
 from harness.collection.ops.chip import H200, Chip
 from harness.cuda import fast_divisor
 from harness.expressions import ExpressionError
@@ -34,6 +36,11 @@ PLANNED = [
     (90, 6, 196, 32, 9),
     (30, 5, 64, 64, 3),
     (33, 4, 256, 64, 0),
+    (400, 6, 64, 30, 50),
+    (512, 3, 256, 32, 16),
+    (300, 3, 196, 32, 4),
+    (64, 3, 49, 32, 64),
+    (64, 6, 144, 32, 64),
     (1, 1, 1, 16, 1),
     (0, 4, 49, 32, 2),
 ]
@@ -42,8 +49,8 @@ CHIPS = [H200, Chip(108, clusters=False, shared=163 * 1024), Chip(1, clusters=Fa
 
 def planned(shape, packed=False, chip=H200):
     *sizes, masks = shape
-    made = shared.AttentionSizes(*sizes, bias=True, masks=masks, packed=packed)
-    return made, shared.TilePlan.of(made, chip)
+    made = ours.AttentionSizes(*sizes, bias=True, masks=masks, packed=packed)
+    return made, ours.TilePlan.of(made, chip)
 
 
 # ---- Plans.
@@ -53,17 +60,15 @@ def planned(shape, packed=False, chip=H200):
 @one_test("chip", CHIPS, ids=["H200", "A100", "small"])
 @one_test("packed", [False, True])
 def test_a_plan_fits_into_a_multiprocessor(chip, packed):
-    for tokens, size, heads in itertools.product(range(1, 257), (16, 32, 48, 64), (1, 2, 3, 4, 12)):
+    for tokens, size, heads in itertools.product(range(1, 257), (2, 16, 30, 32, 48, 64), (1, 2, 3, 4, 12)):
         _, plan = planned((512, heads, tokens, size, 16), packed, chip)
-        if plan is None:
-            assert 6 * tokens * size * 2 > chip.shared
-            continue
         assert plan.shared <= chip.shared
         assert 32 <= plan.threads <= 640
         assert plan.threads == plan.team * plan.teams * 32
         assert plan.teams < 16 or plan.team == 1  # barriers of a block
         assert heads % max(1, plan.tables) == 0
-        assert plan.grid <= chip.multiprocessors
+        assert plan.grid <= chip.multiprocessors or plan.stages == 1 == plan.teams
+        assert (plan.parts - 1) * plan.team * 16 < tokens <= plan.parts * plan.team * 16 or plan.hold
 
 
 def test_plans_of_swin():
@@ -79,7 +84,7 @@ def test_as_many_warps_have_packed_windows():
         assert (plan.teams, plan.tables, plan.grid) == (warps, tables, 128)
     _, plan = planned((10880, 3, 49, 32, 64), packed=True)
     assert (plan.teams, plan.tables, plan.ways) == (15, 3, 2)
-    _, plan = planned((50, 4, 49, 16, 2), packed=True)
+    _, plan = planned((500, 4, 49, 16, 2), packed=True)
     assert plan.tables == 4
 
 
@@ -95,20 +100,61 @@ def test_blocks_of_a_segment_take_its_windows_in_turn():
             assert max(windows) - min(windows) < plan.grid
 
 
-@pytest.mark.parametrize("shape", [(9, 4, 49, 24, 1), (9, 4, 257, 32, 1), (9, 4, 0, 32, 1)])
+def test_few_items_have_blocks_of_their_own():
+    """No tables are made that one window needs, and none waits for the block's other windows."""
+    for shape, team, parts in (((64, 3, 49, 32, 64), 4, 1), ((64, 6, 144, 32, 64), 5, 2), ((64, 3, 256, 32, 16), 4, 4)):
+        sizes, plan = planned(shape)
+        assert (plan.team, plan.teams, plan.parts, plan.tables, plan.stages) == (team, 1, parts, 0, 1)
+        assert plan.grid == sizes.items * parts
+    _, plan = planned((256, 3, 49, 32, 64))
+    assert plan.grid <= H200.multiprocessors
+
+
+def test_the_queries_of_long_windows_are_cut_where_their_tables_have_no_room():
+    for shape, expected in (
+        ((512, 3, 256, 32, 16), (2, 8, 2, 1, 1)),
+        ((512, 3, 196, 32, 16), (2, 7, 2, 1, 2)),
+        ((512, 3, 144, 32, 16), (1, 9, 2, 1, 2)),
+        ((512, 3, 256, 64, 16), (1, 16, 1, 0, 2)),  # 8 warps would have tables
+    ):
+        _, plan = planned(shape)
+        assert (plan.parts, plan.team, plan.teams, plan.tables, plan.stages) == expected, shape
+
+
+def test_a_rule_is_a_plan_of_its_parameters():
+    for shape in PLANNED:
+        sizes, plan = planned(shape)
+        stays = plan != ours.TilePlan.plain(sizes, H200, plan.parts)
+        assert ours.TilePlan.made(sizes, H200, ours.TileNumbers(plan.tables, plan.teams, plan.parts, stays)) == plan
+        assert plan.parts in tuning._PARTS
+        assert plan.tables in tuning._TABLES
+
+
+@pytest.mark.parametrize(
+    ("tables", "teams", "parts", "stay"),
+    [(1, 1, 1, False), (0, 2, 1, False), (0, 1, 4, True), (0, 1, 10, False), (0, 3, 1, True), (3, 1, 1, True)],
+)
+def test_numbers_that_do_not_go_together(tables, teams, parts, stay):
+    """Blocks that don't stay have nothing to keep; nine tiles make no fourth part; and what has no room."""
+    sizes, _ = planned((2048, 4, 144, 32, 64))
+    assert ours.TilePlan.made(sizes, H200, ours.TileNumbers(tables, teams, parts, stay)) is None
+
+
+@pytest.mark.parametrize("shape", [(9, 4, 49, 27, 1), (9, 4, 49, 66, 1), (9, 4, 257, 32, 1), (9, 4, 0, 32, 1)])
 def test_tiles_do_not_fit_everything(shape):
     assert planned(shape)[1] is None
 
 
 class Item:
-    """Item of attention_tiles.cuh."""
+    """Item of attention_items.cuh."""
 
     def __init__(self, item, sizes, plan):
         together = max(1, plan.tables)
         of, rest = divided(item, plan.segment)
-        self.mask, group = divided(of, sizes.heads // together)
+        self.mask, group = divided(of, sizes.heads // together * plan.parts)
         self.table = rest % together
-        self.head = group * together + self.table
+        self.part = group % plan.parts
+        self.head = group // plan.parts * together + self.table
         self.window = rest // together * max(1, sizes.masks) + self.mask
 
 
@@ -131,8 +177,9 @@ def block_items(block, sizes, plan):
         first = segment * plan.segment + turn * together
         count = (plan.segment // together - turn + plan.ways - 1) // plan.ways * together
     else:
-        first = sizes.items * block // plan.grid
-        count = sizes.items * (block + 1) // plan.grid - first
+        items = sizes.items * plan.parts
+        first = items * block // plan.grid
+        count = items * (block + 1) // plan.grid - first
 
     def item_of(number):
         return first + number + number // together * ((plan.ways - 1) * together)
@@ -159,132 +206,23 @@ def test_blocks_take_each_window_and_head_once(shape, packed, chip):
     for block in range(plan.grid):
         for number, begin in block_items(block, sizes, plan):
             item, first = Item(number, sizes, plan), Item(begin, sizes, plan)
-            taken.append((item.window, item.head))
+            taken.append((item.window, item.head, item.part))
             assert item.mask == item.window % max(1, sizes.masks)
             if plan.tables:
                 assert item.mask == first.mask
                 assert item.head - item.table == first.head - first.table
-    assert sorted(taken) == list(itertools.product(range(sizes.windows), range(sizes.heads)))
+                assert item.part == first.part
+    assert sorted(taken) == list(itertools.product(range(sizes.windows), range(sizes.heads), range(plan.parts)))
 
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_each_pair_of_tiles_of_a_band_has_scores(hold):
     """A single band may lack its last tile of 8 keys, and no pair; a band less would lack keys."""
     for tokens in range(1, 257):
-        bands, pairs = shared.bands_of(tokens, hold)
+        bands, pairs = ours.bands_of(tokens, hold)
         tiles = -(-tokens // 8) if bands == 1 else 2 * pairs
         assert tiles in (2 * pairs - 1, 2 * pairs)
         assert (bands - 1) * pairs * 16 < tokens <= bands * pairs * 16
-
-
-# ---- Lanes and tiles, with the names of attention_fragments.cuh. An address is a row and a column here.
-
-LANE = np.arange(32)
-
-
-def rows_of(matrix, first, row, chunk):
-    """What ldmatrix finds: eight elements of a row for each lane; rows past the last token are the last one's."""
-    at = np.minimum(first + row, len(matrix) - 1)
-    return matrix[at[:, None], 8 * chunk[:, None] + np.arange(8)]
-
-
-def load_matrices(rows, transposed=False):
-    """(4 registers, 32 lanes, 2 halves)."""
-    parts = rows.reshape(4, 8, 8)
-    parts = parts.transpose(0, 2, 1) if transposed else parts
-    return np.stack([np.stack([part[LANE // 4, 2 * (LANE % 4) + e] for e in (0, 1)], axis=1) for part in parts])
-
-
-def load_queries(q, tile, step):
-    return load_matrices(rows_of(q, 16 * tile, LANE % 16, 2 * step + LANE // 16))
-
-
-def load_keys(k, pair, step):
-    return load_matrices(rows_of(k, 16 * pair, LANE // 16 * 8 + LANE % 8, 2 * step + LANE // 8 % 2))
-
-
-def load_values(v, step, pair):
-    found = load_matrices(rows_of(v, 16 * step, LANE % 16, 2 * pair + LANE // 16), transposed=True)
-    for part, e in itertools.product(range(2), range(2)):
-        absent = 16 * step + 8 * part + 2 * (LANE % 4) + e >= len(v)
-        found[part, absent, e] = found[part + 2, absent, e] = 0
-    return found
-
-
-def multiply_add(d, a, b):
-    """D += A B as mma.cuh draws them. The number of registers says whether A has 16 columns, or 8."""
-    row, column = LANE // 4, 2 * (LANE % 4)
-    left, right = np.zeros((16, 8 * len(b))), np.zeros((8 * len(b), 8))
-    for e, register in itertools.product(range(2), range(len(a))):
-        left[row + 8 * (register % 2), column + e + 8 * (register // 2)] = a[register][:, e]
-    for e, register in itertools.product(range(2), range(len(b))):
-        right[column + e + 8 * register, row] = b[register][:, e]
-    product = left @ right
-    for i in range(4):
-        d[:, i] += product[row + i // 2 * 8, column + i % 2]
-
-
-def attend_tile(q, k, v, tile):
-    """The tile's rows of the output, from weights that are the scores themselves."""
-    tokens, size = q.shape
-    tiles, steps = -(-tokens // 8), size // 16
-    scores, out = np.zeros((tiles + 1, 32, 4)), np.zeros((2 * steps, 32, 4))
-    for step, pair in itertools.product(range(steps), range(-(-tokens // 16))):
-        a, b = load_queries(q, tile, step), load_keys(k, pair, step)
-        multiply_add(scores[2 * pair], a, b[:2])
-        multiply_add(scores[2 * pair + 1], a, b[2:])
-    for column, i in itertools.product(range(tiles), range(4)):
-        scores[column, 8 * column + 2 * (LANE % 4) + i % 2 >= tokens, i] = 0  # the table's -infinity
-    for pair, columns in itertools.product(range(-(-tokens // 16)), range(steps)):
-        left, right, b = scores[2 * pair], scores[2 * pair + 1], load_values(v, pair, columns)
-        a = [left[:, :2], left[:, 2:], right[:, :2], right[:, 2:]]
-        half = 1 if 2 * pair + 1 == tiles else 2
-        multiply_add(out[2 * columns], a[: 2 * half], b[:half])
-        multiply_add(out[2 * columns + 1], a[: 2 * half], b[2 : 2 + half])
-    rows = np.zeros((16, size))
-    for column, i in itertools.product(range(2 * steps), range(4)):
-        rows[LANE // 4 + i // 2 * 8, 8 * column + 2 * (LANE % 4) + i % 2] = out[column, :, i]
-    return rows[: tokens - 16 * tile]
-
-
-@one_test(("tokens", "size"), [(49, 32), (64, 32), (144, 32), (1, 16), (9, 48), (17, 64), (40, 16)])
-def test_lanes_have_what_the_products_need(tokens, size):
-    generator = np.random.default_rng(tokens)
-    q, k, v = generator.integers(-3, 4, (3, tokens, size)).astype(float)
-    got = np.concatenate([attend_tile(q, k, v, tile) for tile in range(-(-tokens // 16))])
-    assert np.array_equal(got, q @ k.T @ v)
-
-
-def chunk_at(row, chunk, chunks):
-    """chunk_at() of attention_fragments.cuh, in chunks."""
-    other = row % 8 if chunks % 8 == 0 else row // 2 % 4 if chunks % 4 == 0 else row // 4 % 2
-    return row * chunks + (chunk ^ other)
-
-
-@one_test("size", [16, 32, 48, 64])
-def test_eight_rows_of_a_chunk_lie_in_all_banks(size):
-    chunks = size // 8
-    places = [chunk_at(row, chunk, chunks) for row in range(64) for chunk in range(chunks)]
-    assert sorted(places) == list(range(64 * chunks))
-    for first, chunk in itertools.product(range(0, 64, 8), range(chunks)):
-        assert {chunk_at(row, chunk, chunks) % 8 for row in range(first, first + 8)} == set(range(8))
-
-
-@one_test("size", [16, 32, 48, 64])
-def test_a_team_fetches_each_chunk_of_a_matrix_once(size):
-    """fetch_matrix() of attention_tiles.cuh: a thread's chunks at fixed distances, where their order repeats."""
-    chunks = size // 8
-    for tokens, team in itertools.product((1, 7, 8, 9, 33, 49, 64, 100, 144, 256), range(1, 17)):
-        threads, found = 32 * team, {}
-        at_a_time = threads // chunks
-        if threads % (8 * chunks):
-            continue
-        for thread, first in itertools.product(range(threads), range(0, tokens, at_a_time)):
-            row, chunk = divmod(thread, chunks)
-            if first + at_a_time <= tokens or row < tokens - first:
-                found[chunk_at(row, chunk, chunks) + first * chunks] = row + first, chunk
-        wanted = {chunk_at(row, chunk, chunks): (row, chunk) for row in range(tokens) for chunk in range(chunks)}
-        assert found == wanted
 
 
 # ---- The mask.

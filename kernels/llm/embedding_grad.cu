@@ -15,10 +15,10 @@
 // a block of their own before (a window lies at a multiple of WINDOW in the grouped order).
 //
 // Nearly all rows of a large vocabulary have no token, and are written as fast as memory takes zeros. What must not happen
-// is that blocks wait for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
+// is that one block waits for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
 // away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
-// windows are short, but longer where tokens are many, since the sum of each goes through memory; and frequent ids, which
-// are neighbours, are summed while other blocks write zeros.
+// windows are short, but longer where tokens are many, since the sum of each goes through memory; and where the tokens of
+// a block's next TABLE rows lie is looked up at once, into shared memory.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
@@ -58,7 +58,7 @@ using Floats = float[Chunk::SIZE];
 
 constexpr unsigned GROUP_BLOCK = 1024;  // threads of a block that groups; as in embedding_grad.py
 constexpr unsigned AT_ONCE = 8;         // tokens whose rows a thread has under way
-constexpr unsigned MOST_ROWS = 32;      // of a block; as in embedding_grad.py
+constexpr unsigned TABLE = 32;          // rows of a block that are looked up at once
 
 // Whether a token counts. An id outside of the vocabulary is a mistake, and counts as none.
 __device__ __forceinline__ bool counts(long long id, unsigned vocabulary) {
@@ -284,43 +284,49 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
   store_floats(partial + static_cast<long long>(blockIdx.x) * columns + column, sums);
 }
 
-// Rows of dweight. A block has `rows` neighbouring ones, and ends: new blocks keep more stores under way than blocks that
-// stay. Neighbours in the grid take rows of STREAMS parts of the vocabulary in turn, since frequent ids are neighbours:
-// so at any time some blocks add tokens, and the others write zeros. parts: the grid's blocks of such a part.
-constexpr unsigned STREAMS = 8;
+// Rows of dweight, which blocks take in turn.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_rows(const T* __restrict__ dy, const unsigned* __restrict__ order,
                         const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
                         const float* __restrict__ partial, T* __restrict__ dweight, unsigned vocabulary,
-                        unsigned columns, unsigned rows) {
-  __shared__ uint2 table[MOST_ROWS];
-  const unsigned parts = gridDim.x / STREAMS;
-  const long long first = (static_cast<long long>(blockIdx.x % STREAMS) * parts + blockIdx.x / STREAMS) * rows;
-  if (first >= vocabulary) return;
-  const unsigned here = static_cast<unsigned>(min(vocabulary - first, static_cast<long long>(rows)));
-  if (threadIdx.x < here) table[threadIdx.x] = make_uint2(begin[first + threadIdx.x], end[first + threadIdx.x]);
-  __syncthreads();
+                        unsigned columns) {
+  __shared__ uint2 table[TABLE];
+  // 64 bits: a row behind the last one may have a number that 32 bits can't hold.
+  const long long step = gridDim.x;
+  const auto look_up = [&](long long first) {
+    const long long id = first + threadIdx.x * step;
+    return threadIdx.x < TABLE && id < vocabulary ? make_uint2(begin[id], end[id]) : make_uint2(0, 0);
+  };
+  uint2 own = look_up(blockIdx.x);
+  for (long long first = blockIdx.x; first < vocabulary; first += TABLE * step) {
+    __syncthreads();  // nobody reads the rows before any more
+    if (threadIdx.x < TABLE) table[threadIdx.x] = own;
+    __syncthreads();
+    own = look_up(first + TABLE * step);
 #pragma unroll 1
-  for (unsigned r = 0; r < here; ++r) {
-    const unsigned from = table[r].x, to = table[r].y;
-    T* row = dweight + (first + r) * columns;
-    if (from == to) {
-      for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-        store_chunk(row + column, Chunk{});
+    for (unsigned r = 0; r < TABLE; ++r) {
+      const long long id = first + r * step;
+      if (id >= vocabulary) break;
+      const unsigned from = table[r].x, to = table[r].y;
+      T* row = dweight + id * columns;
+      if (from == to) {
+        for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
+          store_chunk(row + column, Chunk{});
+        }
+        continue;
       }
-      continue;
-    }
-    unsigned window = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
-    if (window >= last) window = last = 0;
-    const unsigned until = last ? window * WINDOW : to, behind = last ? last * WINDOW : to;
-    for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-      Floats sums = {};
-      add_tokens(dy, order, from, until, columns, column, sums);
-      add_windows(partial, window, last, columns, column, sums);
-      add_tokens(dy, order, behind, to, columns, column, sums);
-      Chunk result;
-      narrow(sums, result);
-      store_chunk(row + column, result);
+      unsigned window = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
+      if (window >= last) window = last = 0;
+      const unsigned until = last ? window * WINDOW : to, behind = last ? last * WINDOW : to;
+      for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
+        Floats sums = {};
+        add_tokens(dy, order, from, until, columns, column, sums);
+        add_windows(partial, window, last, columns, column, sums);
+        add_tokens(dy, order, behind, to, columns, column, sums);
+        Chunk result;
+        narrow(sums, result);
+        store_chunk(row + column, result);
+      }
     }
   }
 }

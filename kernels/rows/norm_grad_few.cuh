@@ -32,7 +32,7 @@ __device__ __forceinline__ void sum_of_team(float (&values)[Count], float (&shar
 // The sum over the blocks of the cluster of the floats at the same place of their shared memory.
 __device__ __forceinline__ float sum_of_cluster(const float* place) {
   float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
   for (unsigned block = 0; block < gridDim.x; ++block) {
     unsigned remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(place)), "r"(block));
@@ -41,31 +41,6 @@ __device__ __forceinline__ float sum_of_cluster(const float* place) {
     sum += value;
   }
   return sum;
-}
-
-// Leaves a block's sums of columns in its shared memory: of_block, [sum][column], with room for each of the teams.
-template <unsigned Teams, unsigned Size, unsigned Sums>
-__device__ __forceinline__ void put_columns(float* of_block, const float (&of_columns)[Size][Sums], unsigned team,
-                                            unsigned column, unsigned columns) {
-  if (column < columns) {
-#pragma unroll
-    for (unsigned s = 0; s < Sums; ++s) {
-      float4* to = reinterpret_cast<float4*>(of_block + (team * Sums + s) * columns + column);
-#pragma unroll
-      for (unsigned e = 0; e < Size; e += 4) {
-        to[e / 4] = make_float4(of_columns[e][s], of_columns[e + 1][s], of_columns[e + 2][s], of_columns[e + 3][s]);
-      }
-    }
-  }
-  if constexpr (Teams > 1) {
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < Sums * columns; i += FEW_THREADS) {
-      float sum = of_block[i];
-#pragma unroll
-      for (unsigned other = 1; other < Teams; ++other) sum += of_block[other * Sums * columns + i];
-      of_block[i] = sum;
-    }
-  }
 }
 
 // The grid is one cluster. dgamma, dbeta: of `columns` elements.
@@ -88,8 +63,7 @@ __device__ __forceinline__ void few_gradients(const Element* __restrict__ dy, co
   Packs scale{};
   if (has) scale = load_pack(gamma + column);
   float of_columns[SIZE][SUMS] = {};
-  const unsigned step = gridDim.x * TEAMS * ROWS;
-  for (unsigned first = 0, turn = 0; first < rows; first += step, turn ^= 1) {
+  for (unsigned first = 0, turn = 0; first < rows; first += gridDim.x * TEAMS * ROWS, turn ^= 1) {
     const unsigned own = first + (blockIdx.x * TEAMS + team) * ROWS;
     Of of[ROWS];
     Packs gradients[ROWS], values[ROWS];
@@ -111,11 +85,6 @@ __device__ __forceinline__ void few_gradients(const Element* __restrict__ dy, co
 #pragma unroll
       for (unsigned s = 0; s < SUMS; ++s) sums[r * SUMS + s] = of_row[s] * share;
     }
-    if (first + step >= rows) {
-      // The block says that its sums are there before it writes dx: else it would wait until dx is written.
-      put_columns<TEAMS>(of_block, of_columns, team, column, columns);
-      __cluster_barrier_arrive();
-    }
     WarpTeam<WARP>().template in_warp<Sum>(sums);
     sum_of_team(sums, of_warps[turn]);
 #pragma unroll
@@ -127,6 +96,25 @@ __device__ __forceinline__ void few_gradients(const Element* __restrict__ dy, co
     }
   }
 
+#pragma unroll
+  for (unsigned s = 0; s < SUMS; ++s) {
+    if (!has) continue;
+    float4* to = reinterpret_cast<float4*>(of_block + (team * SUMS + s) * columns + column);
+#pragma unroll
+    for (unsigned e = 0; e < SIZE; e += 4) {
+      to[e / 4] = make_float4(of_columns[e][s], of_columns[e + 1][s], of_columns[e + 2][s], of_columns[e + 3][s]);
+    }
+  }
+  if constexpr (TEAMS > 1) {
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < SUMS * columns; i += FEW_THREADS) {
+      float sum = of_block[i];
+#pragma unroll
+      for (unsigned other = 1; other < TEAMS; ++other) sum += of_block[other * SUMS * columns + i];
+      of_block[i] = sum;
+    }
+  }
+  __cluster_barrier_arrive();
   __cluster_barrier_wait();
   for (unsigned i = blockIdx.x * FEW_THREADS + threadIdx.x; i < SUMS * columns; i += gridDim.x * FEW_THREADS) {
     const float sum = sum_of_cluster(of_block + i);

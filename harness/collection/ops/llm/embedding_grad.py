@@ -36,8 +36,6 @@ _PADDING = {"none": NO_PADDING, "first": 0}
 _WINDOW, _LONG_WINDOW = 32, 64  # tokens of one id that a block sums before: of few tokens, and of many
 _MANY = 2**15  # tokens, from which on they are many
 _ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
-_STREAMS, _MOST_ROWS = 8, 32  # parts of the vocabulary, and rows of a block at most; as in embedding_grad.cu
-_BLOCK_BYTES = 8192  # that a block writes, if rows are short
 _GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
@@ -169,12 +167,6 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
     return count, max(1, blocks(vocabulary, count))
 
 
-def rows_of(vocabulary: int, row_bytes: int) -> tuple[int, int]:
-    """(rows of a block, blocks): a block writes as many bytes as make its start worth while."""
-    rows = max(1, min(_MOST_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
-    return rows, _STREAMS * blocks(vocabulary, _STREAMS * rows)
-
-
 @OP.variant("tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many)
 def tuned(ctx: Context) -> Launch:
     """The sums are in the order of the tokens, so results repeat bit by bit."""
@@ -220,12 +212,12 @@ def _summed(ctx: Context, grouped: _Grouped, *, singles: bool) -> Launch:
     of_windows, of_rows = _kernel(ctx, "windows", **options), _kernel(ctx, "rows", **options)
     partial = torch.empty((windows, ctx.s.H), dtype=torch.float32, device=ctx.device) if windows else None
     grid = windows, blocks(chunks, _ROW_THREADS)
-    rows, row_blocks = rows_of(ctx.s.V, ctx.s.H * ITEMSIZE[ctx.case.dtype])
-    sizes = ctypes.c_uint32(ctx.s.V), columns, ctypes.c_uint32(rows)
+    rows = min(ctx.s.V, cuda.multiprocessors() * _ROW_BLOCKS) if ctx.s.H else 0
+    sizes = ctypes.c_uint32(ctx.s.V), columns
 
     def launch(t: Tensors) -> None:
         of_windows(grid, _ROW_THREADS, t.dy, t.ids, grouped.order, grouped.counted, partial, columns)
         arguments = t.dy, grouped.order, grouped.begin, grouped.end, partial, t.dweight
-        of_rows(row_blocks if ctx.s.H else 0, _ROW_THREADS, *arguments, *sizes)
+        of_rows(rows, _ROW_THREADS, *arguments, *sizes)
 
     return launch

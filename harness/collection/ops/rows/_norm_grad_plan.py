@@ -44,6 +44,7 @@ _MOST_SINGLES = 24
 # columns.
 _FEW_TILES = 4
 _FEW_BYTES = 64 * 1024
+_FEWEST_SMALL, _SMALL_BYTES = 16, 2**20  # rows, and bytes of dy
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +208,9 @@ class Row:
         """The most teams whose sums of columns cost no more than another read of dy and x.
 
         Each team writes a float for each column and sum, which another kernel reads. Where lanes of a warp are a team
-        rows are so short that this costs little.
+        rows are so short that this costs little. Of small matrices, the third kernel that spread rows take costs more.
         """
-        if team.lanes:
+        if team.lanes or (rows >= _FEWEST_SMALL and rows * self.columns * self.itemsize <= _SMALL_BYTES):
             return rows
         return max(1, rows * self.itemsize // (self.sums * FLOAT))
 

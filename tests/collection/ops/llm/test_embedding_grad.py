@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.embedding_grad import OP, groups_of, rows_of, window_of
+from harness.collection.ops.llm.embedding_grad import OP, groups_of, window_of
 from harness.model import Case
 from tests.one_test import one_test
 
@@ -55,12 +55,3 @@ def test_what_32_bits_cannot_count_is_told():
         Case("embedding_grad", "tuned", "float32", (("T", 2**31), ("V", 1), ("H", 1)))
     )
     assert reason == "counts in 32 bits: T must be below 2147483648"
-
-
-@pytest.mark.parametrize("vocabulary", [0, 1, 7, 8, 9, 1000, 128_256])
-@pytest.mark.parametrize("row_bytes", [2, 77, 4096, 8192, 40_000])
-def test_blocks_have_all_rows(vocabulary: int, row_bytes: int) -> None:
-    rows, blocks = rows_of(vocabulary, row_bytes)
-    assert 1 <= rows <= 32
-    assert blocks % 8 == 0
-    assert blocks * rows >= vocabulary > (blocks - 8) * rows - 1

@@ -97,9 +97,14 @@ def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
             assert plan is not None
             assert plan.teams == 1
     assert worth(8, 16_384, 2) is None
-    assert worth(132, 1024, 2) is None
+    assert worth(132, 16_384, 2) is None
     assert NormGradPlan.of(512, 262_144, 2, 2, H200) is None
     assert NormGradPlan.of(0, 1024, 2, 2, H200) is None
+
+
+def test_tiles_are_worth_it_for_small_matrices_since_spread_rows_take_a_third_kernel():
+    assert worth(64, 4096, 2).teams == 64
+    assert worth(132, 1024, 2).teams == 132
 
 
 def test_blocks_that_add_parts_are_small_where_they_are_many():

@@ -129,8 +129,9 @@ def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
     return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
 
 
-def _rule(case: Case) -> Plan:
-    return {"turns": 0, "whole": _whole.rule(case)}
+def _rule(_: Case) -> Plan:
+    """Three kernels: no GPU has timed the one kernel of small layers yet. A search tries it, and checks its results."""
+    return {"turns": 0, "whole": 0}
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:

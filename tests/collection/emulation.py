@@ -166,15 +166,22 @@ def _prepared(folder: Path) -> tuple[Path, Path]:
     text = HEADER.read_text()
     header = folder / f"{_short(text)}.h"
     if not header.with_suffix(".h.gch").is_file():
-        header.write_text(text)
+        _write(header, text)
         _compile(header, header.with_suffix(".h.gch"))
     sources = folder / _short(repr(sorted(files.items())))
     for path, source in files.items():
         to = sources / path
         if not to.is_file():
             to.parent.mkdir(parents=True, exist_ok=True)
-            to.write_text(emulated_source(source))
+            _write(to, emulated_source(source))
     return header, sources
+
+
+def _write(to: Path, text: str) -> None:
+    """Write a file, which is there as a whole or not at all: another process may be about to compile it."""
+    part = to.with_name(f"{to.name}.{os.getpid()}")
+    part.write_text(text)
+    part.rename(to)
 
 
 def _short(text: str) -> str:
@@ -205,7 +212,8 @@ def _cuda_includes() -> Iterator[Path]:
 class Gpu:
     """What stands in for a GPU: it loads kernels that run on the CPU.
 
-    order: of threads: 0 as they are numbered, 1 backwards, 2 by chance. launched: the entries of all launches.
+    order: of threads: 0 as they are numbered, 1 backwards, and blocks, too, 2 by chance. launched: the entries of all
+    launches.
     """
 
     folder: Path

@@ -110,6 +110,21 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
     assert f"{op}_{kernel}" in gpu.launched
 
 
+@pytest.mark.slow  # on a GPU test_window_attention.py has it
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("window_attention", WINDOWS | {"T": 144, "D": 8, "G": 3}),
+        ("window_attention", WINDOWS | {"T": 144, "D": 2, "G": 3}),
+        ("window_attention_packed", {"W": 8, "H": 6, "side": 12, "D": 8, "G": 2}),
+    ],
+)
+def test_blocks_that_share_a_window_write_their_own_rows_alone(catalogue, gpu, op, sizes):
+    """Rows of a single access, of which a warp writes more at a time than a tile has."""
+    gpu.multiprocessors, gpu.order = 132, 1  # few windows, whose queries two blocks share
+    assert complaint(gpu, catalogue[op], case_of(catalogue[op], "tuned", "float16", sizes)) is None
+
+
 @pytest.mark.slow  # test_window_attention_grad.py has what rounding loses
 @pytest.mark.parametrize("extreme", ["dout", "v"])
 def test_gradients_of_the_smallest_numbers_keep_their_places(catalogue, gpu, extreme):

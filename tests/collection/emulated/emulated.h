@@ -193,7 +193,6 @@ void store_shared(unsigned to, Value first, Values... others) {
   std::memcpy(at(to), all, sizeof all);
 }
 inline void store_four_shared(unsigned to, unsigned word) { store_shared(to, word, word, word, word); }
-inline void load_shared(unsigned& to, unsigned from) { std::memcpy(&to, at(from), sizeof to); }
 template <typename Value>
 void load_shared(Value& a, Value& b, Value& c, Value& d, unsigned from) {
   Value all[4];
@@ -375,7 +374,7 @@ inline void unknown(const char* instruction) {
   siglongjmp(fault, 3);
 }
 
-// Runs the blocks of a cluster. order: 0 as threads are numbered, 1 backwards, 2 by chance. Gives 1 for a deadlock.
+// Runs the blocks of a cluster. order: of its threads: 0 as they are numbered, 1 backwards, 2 by chance. Gives 1 for a deadlock.
 inline int run_cluster(uint3 first, unsigned cluster, unsigned order) {
   std::vector<Block> all(cluster);
   std::vector<Thread> threads(cluster * threads_of_block);
@@ -441,7 +440,10 @@ int launch(void (*kernel)(Types...), void** arguments, const unsigned (&size)[3]
   } else {
     for (unsigned z = 0; z < size[2]; ++z)
       for (unsigned y = 0; y < size[1]; ++y)
-        for (unsigned x = 0; x < size[0] && !wrong; x += cluster) wrong = run_cluster({x, y, z}, cluster, order);
+        for (unsigned x = 0; x < size[0] && !wrong; x += cluster) {
+          // Backwards, too: blocks that write the same places would show only then.
+          wrong = run_cluster({order == 1 ? size[0] - cluster - x : x, y, z}, cluster, order);
+        }
   }
   sigaction(SIGSEGV, &before, nullptr);
   munmap(arena, static_cast<size_t>(cluster) * STRIDE);

@@ -10,7 +10,7 @@
 //
 // dx needs both sums of its channel, so every variant reads its inputs twice: in a kernel that makes the sums, and in a
 // kernel that makes dx and dz. A small kernel between them turns the sums of a channel into the coefficients k1, k2 and
-// k3. Only small layers are made by one kernel in `tuned` (bn_add_relu_grad_whole.cu). No kernel adds with atomics:
+// k3. Small layers may be made by one kernel (bn_add_relu_grad_whole.cu), if a searched plan says so. No kernel adds with atomics:
 // partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by
 // bit. The mean is subtracted from x before the product with dz. After the sum, the difference would have lost most of
 // its bits.

@@ -71,7 +71,7 @@ def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
 
 
 def _rule(case: Case) -> Plan:
-    return {"turns": 0, "whole": _whole.rule(case)}
+    return {"turns": 0, "whole": _whole.rule(ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype])}
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:

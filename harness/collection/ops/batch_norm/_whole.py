@@ -177,13 +177,14 @@ def _groups(sizes: ImageSizes, per_pack: int) -> list[int]:
     return [group] if fits and sizes.channels % group == 0 else []
 
 
-def rule(case: Case) -> int:
+def rule(sizes: ImageSizes, per_pack: int) -> int:
     """How many blocks own a group together where no table says so; 0 where the three kernels make the layer.
 
+    It is the forward's rule: the backward has one kernel only where a table says so.
     Launches and waits for memory are most of the time of a small layer. With more waves of blocks there are more waits:
     in a wave all blocks ask for memory first and write last, while the three kernels keep memory busy.
     """
-    cuts = [cut for size in _clusters() if (cut := Whole.of_case(case, size)) and cut.waves <= _MOST_WAVES]
+    cuts = [cut for size in _clusters() if (cut := Whole.of(sizes, per_pack, size)) and cut.waves <= _MOST_WAVES]
     return min(cuts, key=lambda cut: (cut.waves, cut.cost)).cluster if cuts else 0
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.collection.ops.batch_norm import _whole
 from harness.collection.ops.batch_norm._batch_norm import (
     CHOICES,
     EPSILON,
@@ -25,6 +26,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
     divisor,
     elements,
     floats,
+    image_shape,
     images,
     in_declared_order,
     kernel,
@@ -62,8 +64,17 @@ def _fused_traffic(symbols: Symbols, size: int) -> Traffic:
     return _moved(symbols, size, read=3, written=1)
 
 
+def _tuned_traffic(symbols: Symbols, size: int) -> Traffic:
+    """The one kernel of a small layer reads x once, by the plan of the rule, if there is a GPU."""
+    import torch
+
+    sizes = ImageSizes(*image_shape(symbols))
+    whole = torch.cuda.is_available() and _whole.rule(sizes, PACK_BYTES // size)
+    return _moved(symbols, size, read=2, written=1) if whole else _fused_traffic(symbols, size)
+
+
 def _work(symbols: Symbols, size: int) -> Work:
-    """Reads x twice, since y needs its channel's statistics first."""
+    """Reads x twice, since y needs its channel's statistics first; of a small layer, again from a cache at best."""
     moved = _fused_traffic(symbols, size)
     return Work(moved.read, moved.written, again=elements(symbols) * size)
 
@@ -249,7 +260,11 @@ def fused_apply(ctx: Context) -> Launch:
 
 
 @OP.variant(
-    "tuned", "16-byte packs; y from the end of the memory on, while x is still in the L2", rows=("O12",), tuning=TUNING
+    "tuned",
+    "16-byte packs; y from the end of the memory on, while x is still in the L2; small layers in one kernel",
+    rows=("O12",),
+    traffic=_tuned_traffic,
+    tuning=TUNING,
 )
 def tuned(ctx: Context) -> Launch:
     """One kernel for small layers (bn_add_relu_whole.cu); else steps 4 and 5 of bn_add_relu.cu.

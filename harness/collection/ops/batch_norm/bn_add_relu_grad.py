@@ -246,7 +246,7 @@ def from_bitset(ctx: Context) -> Launch:
     **_FROM_BITS,
 )
 def tuned(ctx: Context) -> Launch:
-    """One kernel for small layers (bn_add_relu_grad_whole.cu); else steps 3 and 4 of bn_add_relu_grad.cu.
+    """Steps 3 and 4 of bn_add_relu_grad.cu; one kernel (bn_add_relu_grad_whole.cu) where a searched plan says so.
 
     `from_bitset` where even the shortest period has 2^31 elements.
     """

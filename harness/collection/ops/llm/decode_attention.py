@@ -239,7 +239,7 @@ def _blocks_of_heads(s: Symbols) -> int:
 
 
 def rule(s: Symbols, chip: Chip) -> Plan | None:
-    """The plan where no table has one; None where heads aren't whole packs of 16 bytes, or take too many registers.
+    """The plan where no table has one; None where heads aren't whole packs or are too long, or where there are no tokens.
 
     For heads of up to 64 elements: one sequence has few parts where there is room, since parts meet in memory. A
     short context is one part. A longer one has a part for each 256 tokens, but at most one for each multiprocessor.
@@ -247,10 +247,10 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
     several sequences, 128 KB of them are under way in place of 96 KB. Longer heads have 128 KB anyway.
     """
     head = s["D"]
-    if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS:
+    if head % (PACK_BYTES // _HALF) or head > _MOST_IN_REGISTERS or not s["B"] * s["G"] * s["T"]:
         return None
     if head > 64:
-        return {"warps": 4, "ahead": 2, "blocks": 2}
+        return _with_room(s, {"warps": 4, "ahead": 2, "blocks": 2}, chip)
     if s["B"] == 1:
         plan: Plan = (
             {"warps": 8, "ahead": 1, "blocks": 2} if s["T"] <= _SHORT else {"warps": 8, "ahead": 3, "blocks": 1}
@@ -258,7 +258,14 @@ def rule(s: Symbols, chip: Chip) -> Plan | None:
     else:
         many = s["B"] * s["G"] * s["T"] >= _MANY * chip.multiprocessors
         plan = {"warps": 4, "ahead": 4, "blocks": 2} if many else _USUAL
-    return plan if _has_room(s, plan, chip) else _USUAL
+    return plan if _has_room(s, plan, chip) else _with_room(s, _USUAL, chip)
+
+
+def _with_room(s: Symbols, plan: Plan, chip: Chip) -> Plan:
+    """The plan with so many blocks of a multiprocessor as it has shared memory for, at least one."""
+    blocks_each = range(int(plan["blocks"]), 0, -1)
+    found = ({**plan, "blocks": count} for count in blocks_each)
+    return next((one for one in found if _has_room(s, one, chip)), {**plan, "blocks": 1})
 
 
 def _has_room(s: Symbols, plan: Plan, chip: Chip) -> bool:

@@ -225,7 +225,10 @@ def fused(ctx: Context) -> Launch:
 
 
 def tuned(ctx: Context) -> Launch:
-    """The kernel on tiles where it pays, else the kernels that spread rows; `separate` at unaligned addresses."""
+    """One cluster takes few rows; else the kernel on tiles where it pays, or the kernels that spread rows.
+
+    `separate` runs at unaligned addresses.
+    """
     case, parameters = _GradCase.of(ctx), ctx.plan()
     assert parameters is not None
     few = few_plan(ctx.case, case.sums) if parameters["way"] == "few" else None

@@ -50,7 +50,7 @@ def test_parts_have_all_tokens_once(sequences, tokens, head):
 
 @one_test(
     ("arch", "sequences", "plan"),
-    [("sm_90", 16, (4, 4, 2)), ("sm_89", 16, (4, 2, 3)), ("sm_90", 2, (4, 4, 2))],
+    [("sm_90", 16, (4, 4, 2)), ("sm_89", 16, (4, 2, 2)), ("sm_90", 2, (4, 4, 2))],
 )
 def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences, plan):
     with assuming(KNOWN[arch]):
@@ -64,8 +64,8 @@ def test_more_of_long_contexts_is_under_way_where_there_is_room(arch, sequences,
         *(("sm_90", tokens, (8, 1, 2), 1) for tokens in (1, 129, 256)),
         ("sm_90", 257, (8, 3, 1), 2),
         ("sm_90", 32_768, (8, 3, 1), 16),
-        ("sm_89", 129, (4, 2, 3), 2),
-        ("sm_89", 32_768, (4, 2, 3), 53),
+        ("sm_89", 129, (4, 2, 2), 2),
+        ("sm_89", 32_768, (4, 2, 2), 35),
     ],
 )
 def test_one_sequence_has_few_parts_and_a_short_context_one(arch, tokens, plan, parts):
@@ -83,3 +83,19 @@ def test_heads_that_can_not_be_shared_or_are_too_long_are_told(trial, variant, s
     heads, groups, head = sizes
     case = case_of(op, variant, "bfloat16", {"B": 1, "H": heads, "G": groups, "T": 5, "D": head})
     assert op.variants[variant].unsupported(case)
+
+
+@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("head", [8, 24, 64, 72, 104, 128])
+def test_the_rule_gives_plans_that_a_search_may_take(catalogue, arch, head):
+    tuning = catalogue["decode_attention"].variants["tuned"].tuning
+    with assuming(KNOWN[arch]):
+        for sequences, tokens in ((1, 128), (1, 32_768), (16, 2048), (256, 4096)):
+            values = {"B": sequences, "H": 32, "G": 8, "T": tokens, "D": head}
+            case = case_of(catalogue["decode_attention"], "tuned", "bfloat16", values)
+            assert tuning.obstacle(case, tuning.rule(case)) is None, values
+
+
+@pytest.mark.parametrize("nothing", ["B", "T"])
+def test_there_is_no_plan_for_no_tokens(nothing):
+    assert rule({"B": 1, "H": 32, "G": 8, "T": 128, "D": 64} | {nothing: 0}, H200) is None

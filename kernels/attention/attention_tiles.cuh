@@ -166,7 +166,8 @@ __device__ __forceinline__ void store_tile(const Operands& t, const Item& item, 
 #pragma unroll
   for (unsigned begin = 0; begin < 16 * ROW_LANES; begin += WARP) {
     const unsigned row = 16 * tile + (begin + lane) / ROW_LANES, access = (begin + lane) % ROW_LANES;
-    if (before + row < TOKENS && access < ACCESSES) {
+    // A row that is one access has one lane, and the lanes past 16 none: the next rows are of other warps or blocks.
+    if ((ROW_LANES > 1 || lane < 16) && before + row < TOKENS && access < ACCESSES) {
       const unsigned from = access_at(q, row, access);
       Element* own = t.out + rows.first + (before + row) * rows.step + access * (ACCESS / sizeof(Element));
       if constexpr (ACCESS == PACK_BYTES) {

@@ -375,7 +375,8 @@ inline void unknown(const char* instruction) {
   siglongjmp(fault, 3);
 }
 
-// Runs the blocks of a cluster. order: 0 as threads are numbered, 1 backwards, 2 by chance. Gives 1 for a deadlock.
+// Runs the blocks of a cluster. order: 0 as threads are numbered, 1 backwards, as clusters, 2 by chance. Gives 1 for a
+// deadlock.
 inline int run_cluster(uint3 first, unsigned cluster, unsigned order) {
   std::vector<Block> all(cluster);
   std::vector<Thread> threads(cluster * threads_of_block);
@@ -441,7 +442,9 @@ int launch(void (*kernel)(Types...), void** arguments, const unsigned (&size)[3]
   } else {
     for (unsigned z = 0; z < size[2]; ++z)
       for (unsigned y = 0; y < size[1]; ++y)
-        for (unsigned x = 0; x < size[0] && !wrong; x += cluster) wrong = run_cluster({x, y, z}, cluster, order);
+        for (unsigned x = 0; x < size[0] && !wrong; x += cluster) {
+          wrong = run_cluster({order == 1 ? size[0] - cluster - x : x, y, z}, cluster, order);
+        }
   }
   sigaction(SIGSEGV, &before, nullptr);
   munmap(arena, static_cast<size_t>(cluster) * STRIDE);

@@ -205,7 +205,8 @@ def _cuda_includes() -> Iterator[Path]:
 class Gpu:
     """What stands in for a GPU: it loads kernels that run on the CPU.
 
-    order: of threads: 0 as they are numbered, 1 backwards, and blocks too, 2 by chance. launched: the entries of all launches.
+    order: of threads: 0 as they are numbered, 1 backwards, as blocks, 2 by chance. launched: the entries of all
+    launches.
     """
 
     folder: Path

@@ -80,6 +80,7 @@ CASES = [
     rare("window_attention", "float16", WINDOWS | {"T": 17, "D": 10, "G": 3}, "tiles", {}),
     rare("window_attention", "bfloat16", WINDOWS | {"W": 8, "T": 196, "D": 32, "G": 1}, "tiles", {}),
     rare("window_attention", "float16", WINDOWS | {"W": 8, "T": 256, "D": 32, "G": 1}, "tiles", {}),
+    rare("window_attention", "float16", WINDOWS | {"W": 2, "H": 2, "T": 96, "D": 8, "G": 1}, "tiles", {}),
     rare("window_attention", "float16", WINDOWS | {"T": 17, "D": 10, "G": 3}, "scalar", {"q": 2}),
     rare("window_attention", "float16", WINDOWS | {"T": 16, "D": 32, "G": 3}, "scalar", {"bias": 1}),
     rare("window_attention_packed", "float16", {"W": 8, "H": 6, "side": 7, "D": 30, "G": 2}, "tiles", {}),

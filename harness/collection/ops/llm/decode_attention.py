@@ -239,7 +239,7 @@ def _blocks_of_heads(s: Symbols) -> int:
 
 
 def rule(s: Symbols, chip: Chip) -> Plan | None:
-    """The plan where no table has one; None where heads aren't whole packs or are too long, or where there are no tokens.
+    """The plan where no table has one; None where heads aren't whole packs or are too long, or for no tokens.
 
     For heads of up to 64 elements: one sequence has few parts where there is room, since parts meet in memory. A
     short context is one part. A longer one has a part for each 256 tokens, but at most one for each multiprocessor.

@@ -106,7 +106,6 @@ def ruled(case) -> int:
     return whole.rule(ImageSizes.of_case(case), 8)
 
 
-
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_small_layers_have_one_kernel_by_the_rule(catalogue, layout):

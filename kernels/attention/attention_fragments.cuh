@@ -5,6 +5,7 @@
 
 #include "attention.cuh"
 #include "../include/pack.cuh"
+#include "../rows/teams.cuh"
 
 __device__ constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
 
@@ -14,8 +15,7 @@ constexpr unsigned CHUNK = PACK_BYTES / sizeof(Element), CHUNKS = WIDTH / CHUNK;
 static_assert(HEAD % 2 == 0, "rows are words");
 constexpr unsigned ACCESS = HEAD % CHUNK == 0 ? PACK_BYTES : 4;          // bytes
 constexpr unsigned ACCESSES = HEAD * sizeof(Element) / ACCESS;           // of a row
-__device__ constexpr unsigned power_from(unsigned n) { return n <= 1 ? 1 : 2 * power_from(up(n, 2)); }
-constexpr unsigned ROW_LANES = HEAD == WIDTH ? CHUNKS : power_from(ACCESSES);  // that take a row's accesses
+constexpr unsigned ROW_LANES = HEAD == WIDTH ? CHUNKS : power_of_2_from(ACCESSES);  // that take a row's accesses
 constexpr unsigned ROW_BYTES = CHUNKS * PACK_BYTES;
 constexpr unsigned MATRIX_BYTES = TOKENS * ROW_BYTES;  // q, k, v or out of a window and a head
 constexpr unsigned ALL_TILES = up(TOKENS, 16);         // of 16 queries

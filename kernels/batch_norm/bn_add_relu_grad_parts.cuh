@@ -3,20 +3,8 @@
 // Macros: SCALAR; RESIDUAL (1; 0: there is no z, and dz isn't written).
 #pragma once
 
+#include "bn_packs.cuh"
 #include "../include/bitmask.cuh"
-#include "../include/number.cuh"
-#include "../include/pack.cuh"
-#include "../include/warp.cuh"
-
-#ifndef RESIDUAL
-#define RESIDUAL 1
-#endif
-
-using T = SCALAR;
-
-constexpr unsigned SIZE = Pack<T>::SIZE;
-constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
-constexpr unsigned LANES = Lanes<T>::SIZE;  // elements of a register
 
 // Register w of a pack, with 0 in place of each element whose bit is 0, even if it isn't finite.
 __device__ __forceinline__ unsigned kept_word(const unsigned (&words)[WORDS], unsigned bits, unsigned w) {

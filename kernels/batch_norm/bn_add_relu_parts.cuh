@@ -3,20 +3,9 @@
 // Macros: SCALAR; RESIDUAL (1; 0: there is no z).
 #pragma once
 
-#include "../include/number.cuh"
-#include "../include/pack.cuh"
+#include "bn_packs.cuh"
 #include "../include/relu.cuh"
-#include "../include/warp.cuh"
 
-#ifndef RESIDUAL
-#define RESIDUAL 1
-#endif
-
-using T = SCALAR;
-
-constexpr unsigned SIZE = Pack<T>::SIZE;
-constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
-constexpr unsigned LANES = Lanes<T>::SIZE;  // elements of a register
 constexpr double EPSILON = 1e-5, MOMENTUM = 0.1;
 
 // The median of three, which is no outlier if one of them is. A NaN is passed over, unless all are NaN.

@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   wait_for_before();
 
-  // Of a product's operand: column lane / 4, two neighbours of each eight elements.
+  // Column lane / 4 of a product's operand: two neighbours of each eight elements.
   unsigned query[TILES][2] = {};
   if (lane / 4 < here) {
     const unsigned* const from = reinterpret_cast<const unsigned*>(q + own + lane / 4 * HEAD) + lane % 4;

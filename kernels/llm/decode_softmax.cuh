@@ -22,7 +22,7 @@ using T = SCALAR;
 constexpr float NONE = -1.0e30f;  // lower than any score, and finite
 [[maybe_unused]] constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 
-// Of the lanes that are a multiple of `Apart` away, a power of 2.
+// The sum over lanes that are a multiple of `Apart` away, a power of 2; and the largest of them.
 template <unsigned Apart = 1>
 __device__ __forceinline__ float sum_of(float value) {
 #pragma unroll

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from harness import cuda
 from harness.collection.ops.batch_norm import _whole
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Built, Plan, Tuning
+from harness.ops import ITEMSIZE, Plan, Tuning
 
 # The kernels have these two numbers as well.
 _MOST_ACROSS = 8
@@ -66,21 +66,11 @@ WHOLE = _whole.WholeKernel(
 """The kernel of small layers."""
 
 
-def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
-    return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
-
-
 def _rule(case: Case) -> Plan:
     return {"turns": 0, "whole": _whole.rule(ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype])}
 
 
-def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    """The kernels for sums aren't compiled for a number of turns."""
-    if plan["whole"]:
-        yield WHOLE.built(case, int(plan["whole"]))
-
-
-TUNING = Tuning(_parameters, _rule, _refuse, _kernels)
+TUNING = Tuning(_whole.parameters, _rule, _refuse, WHOLE.kernels)
 """What `tuned` of bn_add_relu declares.
 
 turns: packs of a thread that adds up; 0 where the rule says how many. whole: blocks that own a group of channels, where

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness import cuda
 from harness.collection.ops.batch_norm import _whole
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, TURNS, ImageSizes
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, MOST_SLOTS, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, PACK_BYTES, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Built, Plan, Tuning
+from harness.ops import ITEMSIZE, Plan, Tuning
 
 _NARROW = 16  # packs of a tile at most, where rows are short and a period has twice as many packs
 _RESIDENT = 4  # blocks of a multiprocessor at a time
@@ -125,22 +124,12 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     return f"a channel has more than {MOST_SLOTS} partial sums" if cut.count > MOST_SLOTS else None
 
 
-def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
-    return {"turns": (0, *TURNS), "whole": (0, *_whole.CLUSTERS)}
-
-
 def _rule(_: Case) -> Plan:
     """Three kernels: no GPU has timed the one kernel of small layers yet. A search tries it, and checks its results."""
     return {"turns": 0, "whole": 0}
 
 
-def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    """The kernels for sums aren't compiled for a number of turns."""
-    if plan["whole"]:
-        yield WHOLE.built(case, int(plan["whole"]))
-
-
-TUNING = Tuning(_parameters, _rule, _refuse, _kernels)
+TUNING = Tuning(_whole.parameters, _rule, _refuse, WHOLE.kernels)
 """What `tuned` of bn_add_relu_grad declares.
 
 turns: the periods of a thread that adds up; 0 where the rule says how many. whole: blocks that own a group of channels,

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Self
 
 from harness import cuda
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, ImageSizes
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, TURNS, ImageSizes
 from harness.collection.ops.chip import MOST_BLOCKS, WARP
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Built, Context, Launch, Tensors
+from harness.ops import ITEMSIZE, Built, Context, Launch, Plan, Tensors
 
 CLUSTERS = (1, 2, 4, MOST_BLOCKS)
 """How many blocks may own a group together."""
@@ -188,6 +188,11 @@ def rule(sizes: ImageSizes, per_pack: int) -> int:
     return min(cuts, key=lambda cut: (cut.waves, cut.cost)).cluster if cuts else 0
 
 
+def parameters(_: Case) -> dict[str, tuple[int, ...]]:
+    """What a search may vary: the turns of the kernels for sums, or how many blocks own a group together."""
+    return {"turns": (0, *TURNS), "whole": (0, *CLUSTERS)}
+
+
 def _clusters() -> tuple[int, ...]:
     return CLUSTERS if cuda.has_clusters() else CLUSTERS[:1]
 
@@ -220,6 +225,11 @@ class WholeKernel:
         cut = Whole.of_case(case, cluster)
         assert cut
         return Built(self.file, f"{self.entry}_{cut.form}", cut.macros(case.dtype), cut.threads, cluster=cluster)
+
+    def kernels(self, case: Case, plan: Plan) -> Iterator[Built]:
+        """The kernel, if the plan has it; the kernels for sums aren't compiled for a number of turns."""
+        if plan["whole"]:
+            yield self.built(case, int(plan["whole"]))
 
     def launch_of(self, ctx: Context, cluster: int, otherwise: Callable[[Tensors], object]) -> Launch:
         """The launch; `otherwise` runs where a tensor of packs doesn't begin on 16 bytes."""

@@ -10,10 +10,10 @@
 //
 // dx needs both sums of its channel, so every variant reads its inputs twice: in a kernel that makes the sums, and in a
 // kernel that makes dx and dz. A small kernel between them turns the sums of a channel into the coefficients k1, k2 and
-// k3. Small layers may be made by one kernel (bn_add_relu_grad_whole.cu), if a searched plan says so. No kernel adds with atomics:
-// partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by
-// bit. The mean is subtracted from x before the product with dz. After the sum, the difference would have lost most of
-// its bits.
+// k3. Only small layers, whose dy and x multiprocessors can keep, are made by one kernel in `tuned`
+// (bn_add_relu_grad_whole.cu). No kernel adds with atomics: partial sums have slots of their own, (channel, slot), and
+// are added in a fixed order, so that a result repeats bit by bit. The mean is subtracted from x before the product with
+// dz. After the sum, the difference would have lost most of its bits.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bn), float32 N656-C64-H56-W56 layout=nchw.
 // At least 2.140 GB are read and 1.053 GB written. The ceiling is 715.6 us, by memory.

@@ -67,7 +67,7 @@ WHOLE = _whole.WholeKernel(
 
 
 def _rule(case: Case) -> Plan:
-    return {"turns": 0, "whole": _whole.rule(ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype])}
+    return {"turns": 0, "whole": _whole.rule_of_case(case)}
 
 
 TUNING = Tuning(_whole.parameters, _rule, _refuse, WHOLE.kernels)

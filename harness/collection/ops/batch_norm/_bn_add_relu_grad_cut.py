@@ -124,9 +124,8 @@ def _refuse(case: Case, plan: Plan) -> str | None:
     return f"a channel has more than {MOST_SLOTS} partial sums" if cut.count > MOST_SLOTS else None
 
 
-def _rule(_: Case) -> Plan:
-    """Three kernels: no GPU has timed the one kernel of small layers yet. A search tries it, and checks its results."""
-    return {"turns": 0, "whole": 0}
+def _rule(case: Case) -> Plan:
+    return {"turns": 0, "whole": _whole.rule_of_case(case)}
 
 
 TUNING = Tuning(_whole.parameters, _rule, _refuse, WHOLE.kernels)

@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import Self
 
 from harness import cuda
-from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, TURNS, ImageSizes
+from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, TURNS, ImageSizes, image_shape
 from harness.collection.ops.chip import MOST_BLOCKS, WARP
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Case
-from harness.ops import ITEMSIZE, Built, Context, Launch, Plan, Tensors
+from harness.ops import ITEMSIZE, Built, Context, Launch, Plan, Symbols, Tensors
 
 CLUSTERS = (1, 2, 4, MOST_BLOCKS)
 """How many blocks may own a group together."""
@@ -180,12 +180,24 @@ def _groups(sizes: ImageSizes, per_pack: int) -> list[int]:
 def rule(sizes: ImageSizes, per_pack: int) -> int:
     """How many blocks own a group together where no table says so; 0 where the three kernels make the layer.
 
-    It is the forward's rule: the backward has one kernel only where a table says so.
     Launches and waits for memory are most of the time of a small layer. With more waves of blocks there are more waits:
     in a wave all blocks ask for memory first and write last, while the three kernels keep memory busy.
     """
     cuts = [cut for size in _clusters() if (cut := Whole.of(sizes, per_pack, size)) and cut.waves <= _MOST_WAVES]
     return min(cuts, key=lambda cut: (cut.waves, cut.cost)).cluster if cuts else 0
+
+
+def rule_of_case(case: Case) -> int:
+    """The same of a case."""
+    return rule(ImageSizes.of_case(case), PACK_BYTES // ITEMSIZE[case.dtype])
+
+
+def is_ruled(symbols: Symbols, itemsize: int) -> bool:
+    """Whether one kernel makes the layer by the rule, for the traffic of a case; False without a GPU."""
+    import torch
+
+    sizes = ImageSizes(*image_shape(symbols))
+    return torch.cuda.is_available() and rule(sizes, PACK_BYTES // itemsize) > 0
 
 
 def parameters(_: Case) -> dict[str, tuple[int, ...]]:

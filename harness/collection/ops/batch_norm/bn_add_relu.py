@@ -26,7 +26,6 @@ from harness.collection.ops.batch_norm._batch_norm import (
     divisor,
     elements,
     floats,
-    image_shape,
     images,
     in_declared_order,
     kernel,
@@ -66,11 +65,7 @@ def _fused_traffic(symbols: Symbols, size: int) -> Traffic:
 
 def _tuned_traffic(symbols: Symbols, size: int) -> Traffic:
     """The one kernel of a small layer reads x once, by the plan of the rule, if there is a GPU."""
-    import torch
-
-    sizes = ImageSizes(*image_shape(symbols))
-    whole = torch.cuda.is_available() and _whole.rule(sizes, PACK_BYTES // size)
-    return _moved(symbols, size, read=2, written=1) if whole else _fused_traffic(symbols, size)
+    return _moved(symbols, size, read=2, written=1) if _whole.is_ruled(symbols, size) else _fused_traffic(symbols, size)
 
 
 def _work(symbols: Symbols, size: int) -> Work:

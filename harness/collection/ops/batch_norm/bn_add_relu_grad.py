@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.collection.ops.batch_norm import _whole
 from harness.collection.ops.batch_norm._batch_norm import (
     CHOICES,
     EPSILON,
@@ -50,18 +51,23 @@ _FEWEST = 4  # elements that a thread of a plain sum adds
 
 def _with_bits(symbols: Symbols, size: int) -> Traffic:
     """Two reads of dy, x and the mask, since both sums of a channel come before its first dx."""
-    return _twice(symbols, size, MASK.bytes(symbols, ""))
+    return _moved(symbols, size, MASK.bytes(symbols, ""))
+
+
+def _tuned_traffic(symbols: Symbols, size: int) -> Traffic:
+    """The one kernel of a small layer reads dy, x and the mask once, by the plan of the rule, if there is a GPU."""
+    return _moved(symbols, size, MASK.bytes(symbols, ""), reads=1 if _whole.is_ruled(symbols, size) else 2)
 
 
 def _with_y(symbols: Symbols, size: int) -> Traffic:
     """The same with y in place of the mask. Eager makes dz once and reads it twice: the same bytes."""
-    return _twice(symbols, size, elements(symbols) * size)
+    return _moved(symbols, size, elements(symbols) * size)
 
 
-def _twice(symbols: Symbols, size: int, signs: int) -> Traffic:
-    """Two reads of dy, x and the bytes `signs` that say where y > 0. Partial sums are left out: see bn_add_relu.py."""
+def _moved(symbols: Symbols, size: int, signs: int, reads: int = 2) -> Traffic:
+    """`reads` of dy, x and the bytes `signs` that say where y > 0. Partial sums are left out: see bn_add_relu.py."""
     tensor, vector = elements(symbols) * size, symbols["C"] * ITEMSIZE["float32"]
-    return Traffic(read=2 * (2 * tensor + signs) + 3 * vector, written=2 * tensor + 2 * vector)
+    return Traffic(read=reads * (2 * tensor + signs) + 3 * vector, written=2 * tensor + 2 * vector)
 
 
 def _work(symbols: Symbols, size: int) -> Work:
@@ -241,12 +247,12 @@ def from_bitset(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "16-byte packs in both layouts at any sizes, the second pass from the end of memory",
+    "16-byte packs in both layouts at any sizes, the second pass from the end of memory; small layers in one kernel",
     tuning=TUNING,
-    **_FROM_BITS,
+    **{**_FROM_BITS, "traffic": _tuned_traffic},
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 3 and 4 of bn_add_relu_grad.cu; one kernel (bn_add_relu_grad_whole.cu) where a searched plan says so.
+    """One kernel for small layers (bn_add_relu_grad_whole.cu); else steps 3 and 4 of bn_add_relu_grad.cu.
 
     `from_bitset` where even the shortest period has 2^31 elements.
     """

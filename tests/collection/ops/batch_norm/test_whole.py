@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from harness.collection.ops.batch_norm import _whole as whole
 from harness.collection.ops.batch_norm._batch_norm import ImageSizes
 from harness.collection.ops.batch_norm._whole import CLUSTERS, REGISTERS, Whole
 from harness.cuda.assumed import KNOWN, assuming
@@ -21,8 +22,8 @@ def h200():
         yield
 
 
-def images(catalogue, dtype, shape, layout):
-    return case_of(catalogue["bn_add_relu"], "tuned", dtype, dict(zip("NCHW", shape, strict=True)) | {"layout": layout})
+def images(catalogue, dtype, shape, layout, op="bn_add_relu"):
+    return case_of(catalogue[op], "tuned", dtype, dict(zip("NCHW", shape, strict=True)) | {"layout": layout})
 
 
 def elements(cut, block, thread):
@@ -102,19 +103,35 @@ def test_what_no_block_owns(sizes, why):
 SMALL = [(1, 64, 56, 56), (32, 512, 7, 7), (1, 2048, 7, 7), (8, 256, 14, 14), (16, 96, 14, 14), (4, 24, 56, 56)]
 
 
-def ruled(case) -> int:
-    return whole.rule(ImageSizes.of_case(case), 8)
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("op", ["bn_add_relu", "bn_add_relu_grad"])
+def test_small_layers_have_one_kernel_by_the_rule(catalogue, op, layout):
+    def ruled(shape) -> int:
+        return catalogue[op].variants["tuned"].tuning.rule(images(catalogue, "float16", shape, layout, op))["whole"]
+
+    for shape in SMALL:
+        assert ruled(shape), shape
+    for shape in ((256, 256, 56, 56), (256, 2048, 7, 7), (2, 3, 7, 7)):
+        assert not ruled(shape), shape
+    with assuming(KNOWN["sm_80"]):
+        assert {ruled(shape) for shape in SMALL} <= {0, 1}
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_small_layers_have_one_kernel_by_the_rule(catalogue, layout):
-    for shape in SMALL:
-        assert ruled(images(catalogue, "float16", shape, layout)), shape
-    for shape in ((256, 256, 56, 56), (256, 2048, 7, 7), (2, 3, 7, 7)):
-        assert not ruled(images(catalogue, "float16", shape, layout)), shape
-    with assuming(KNOWN["sm_80"]):
-        assert {ruled(images(catalogue, "float16", shape, layout)) for shape in SMALL} <= {0, 1}
+@pytest.mark.parametrize(("op", "once"), [("bn_add_relu", ["x"]), ("bn_add_relu_grad", ["dy", "x", "mask"])])
+def test_traffic_of_one_kernel_has_each_tensor_once(catalogue, monkeypatch, op, once):
+    import torch
+
+    def traffic(shape):
+        symbols = images(catalogue, "float16", shape, "nchw", op).values
+        return catalogue[op].traffic_of(catalogue[op].variants["tuned"], symbols, "float16")
+
+    three = traffic(SMALL[0])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    elements, saved = math.prod(SMALL[0]), three.read - traffic(SMALL[0]).read
+    assert saved == sum(elements // 8 if name == "mask" else 2 * elements for name in once)
+    assert three.written == traffic(SMALL[0]).written
 
 
 @pytest.mark.usefixtures("h200")

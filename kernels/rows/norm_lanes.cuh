@@ -1,5 +1,5 @@
 // LayerNorm and RMSNorm of short rows: some lanes of a warp, a team, have one row, or several at once. Rows are whole
-// packs and aligned to 16 bytes. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+// packs and aligned to 16 bytes. Macros: as in rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
@@ -92,7 +92,7 @@ class LaneRows {
       // The last row stands for rows behind it, so that no load needs a condition.
       const Element* from = x + min(r, max(left, 1u) - 1) * (TEAMS * columns);
 #pragma unroll
-      for (unsigned j = 0; j < COUNT; ++j) chunks[r][j] = load_pack(from + column(j));
+      for (unsigned j = 0; j < COUNT; ++j) chunks[r][j] = load_pack<STREAM>(from + column(j));
     }
     measure();
     write_statistics(mean, rstd);
@@ -192,7 +192,7 @@ class LaneRows {
     for (unsigned r = 0; r < TOGETHER; ++r) {
       forget_floats(chunks[r][j], own[0].zero());
       normalise_chunk(normalised[r], chunks[r][j], scale, shift);
-      if (has(j) && r < left) store_pack(y + r * (TEAMS * columns) + column(j), chunks[r][j]);
+      if (has(j) && r < left) store_pack<STREAM>(y + r * (TEAMS * columns) + column(j), chunks[r][j]);
     }
   }
 

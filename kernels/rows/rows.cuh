@@ -8,6 +8,11 @@
 #include "../include/pack.cuh"
 #include "teams.cuh"
 
+// Macro: STREAM (0 or 1: loads and stores of packs ask the caches to give their lines up first).
+#ifndef STREAM
+#define STREAM 0
+#endif
+
 // ---- Kinds of rows. A thread has `CHUNKS` chunks of a row. Of chunk j elements(j) are in use, CHUNK at most. load()
 // and store() move chunks. column() loads the part of a vector of `columns` elements that belongs to a chunk. has()
 // says whether an element exists.
@@ -64,7 +69,8 @@ struct PackedRow {
     asm("" : "+l"(matrix));
     return matrix;
   }
-  // Loads may stay in the L1 though they are read once: with L1::no_allocate softmax was slower on an H200.
+  // Loads may stay in the caches though they are read once: where only the loads asked caches to give their lines up
+  // first, all kernels were slower on an H200. Where loads and stores do, some are faster: see STREAM.
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
     // In whole words. If words were taken apart here, the compiler would keep their halves in registers of their own.
@@ -72,7 +78,7 @@ struct PackedRow {
 #pragma unroll
     for (unsigned j = 0; j < CHUNKS; ++j) {
       uint4 raw = make_uint4(word, word, word, word);
-      if (j < Count && has(j, 0)) raw = load_16<false>(reinterpret_cast<const uint4*>(from + j * Team::STEP * CHUNK));
+      if (j < Count && has(j, 0)) raw = load_16<STREAM>(reinterpret_cast<const uint4*>(from + j * Team::STEP * CHUNK));
       chunks[j] = reinterpret_cast<const Chunk&>(raw);
       if (j == Count && has(j, 0)) chunks[j].at[0] = x[begin + column_of(j)];
     }
@@ -81,7 +87,7 @@ struct PackedRow {
     Element* to = own(y);
     if (!has(j, 0)) return;
     if (j < Count) {
-      store_pack(to + j * Team::STEP * CHUNK, chunk);
+      store_pack<STREAM>(to + j * Team::STEP * CHUNK, chunk);
     } else {
       y[begin + column_of(j)] = chunk.at[0];
     }

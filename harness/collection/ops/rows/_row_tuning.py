@@ -35,7 +35,8 @@ class RowParameters:
     """The plans of an op. matrices: as in RowPlan.of. vectors: how many (N) rows share. turns: InTurn is one, too.
 
     columns: the symbol of a row's length. ruled: (rows, columns, itemsize, chip) gives the plan by rule, where the op
-    has a rule of its own. limit: why the op's kernel can't have a plan. macros: of the kernel, besides the plan's.
+    has a rule and a kernel of its own. limit: why the op's kernel can't have a plan. macros: of the kernel, besides the
+    plan's.
     """
 
     matrices: int = 1
@@ -112,8 +113,9 @@ class RowParameters:
             return
         made = row_plan(plan, columns, itemsize)
         whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}
+        of_matrix = whole if self.ruled else made.of_matrix(rows, columns, itemsize, self.vectors)
         shared = self.matrices * made.tile_rows * columns * itemsize
-        macros = {**scalar, **made.macros, **whole, **(self.macros(case) if self.macros else {})}
+        macros = {**scalar, **made.macros, **of_matrix, **(self.macros(case) if self.macros else {})}
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, shared, made.cluster)
 
     def _row(self, case: Case) -> tuple[int, int, int, bool]:

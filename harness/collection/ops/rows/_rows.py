@@ -47,14 +47,21 @@ _WITH_VECTORS = {
     4: ((512, 2, 1, 1024), (1024, 2, 2, 512), (2112, 4, 1, 1024), (4096, 4, 2, 512), (math.inf, 8, 1, 512)),
     2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
 }
+# The same of halves with two vectors, where there are clusters: only two blocks of more than 320 threads would fit on a
+# multiprocessor, so two smaller blocks share a row.
+_HALVES_WITH_TWO = ((512, 2, 2, 512), (1280, 4, 1, 1024), (2112, 4, 1, 264), (math.inf, 8, 1, 256))
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
-_THREE = 3  # packs of halves of a lane that has one row, where rows share two vectors and nearly all lanes have so many
+_THREE = 3  # packs of halves of a lane that has one row, where rows share vectors and nearly all lanes have so many
 _NEARLY = 0.8
-_FEWEST_OF_THREE = 8  # lanes: fewer read too few neighbouring packs at a time
+_FEWEST_OF_THREE = {1: 4, 2: 8}  # lanes, by the number of vectors: fewer read too few neighbouring packs at a time
 _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
 _RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
+# Bytes of a matrix up to which its lines are the first that caches give up, where rows are whole packs: of lanes of a
+# warp, and of blocks. On an H200 a matrix of tens of megabytes gains some percent. Larger matrices gain nothing with
+# blocks, and lose with lanes, whose rows share lines.
+_STREAMED_LANES, _STREAMED_BLOCKS = 64 * 2**20, 192 * 2**20
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
 
 
@@ -109,10 +116,11 @@ class RowPlan:
             return plain
         if columns % size:
             return plain._ragged_with_vectors(packs, itemsize)
-        three = _lanes_of_three(packs) if vectors == 2 and itemsize == 2 else 0
+        three = _lanes_of_three(packs, vectors) if itemsize == 2 else 0
         if three or packs <= _FEW_WITH_VECTORS:
             return cls(_THREE, three, _LANE_BLOCK) if three else cls._lanes_with_vectors(packs, itemsize)
-        count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
+        cuts = _HALVES_WITH_TWO if (itemsize, vectors) == (2, 2) and chip.clusters else _WITH_VECTORS[itemsize]
+        count, together, most_threads = next(choice for up_to, *choice in cuts if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if chip.clusters else 1):
             return plain
@@ -202,6 +210,16 @@ class RowPlan:
         team = self.lanes or self.threads * self.cluster
         return self.count * team * PACK_BYTES == columns * itemsize
 
+    def of_matrix(self, rows: int, columns: int, itemsize: int, vectors: int) -> dict[str, int]:
+        """Macros that depend on the matrix, too. vectors: how many (N) rows share.
+
+        WHOLE, where rows share vectors: whether no thread lacks a pack. STREAM: whether the matrix's lines are the
+        first that caches give up.
+        """
+        most = 0 if self.ragged or self.tile_rows else _STREAMED_LANES if self.lanes else _STREAMED_BLOCKS
+        whole = {"WHOLE": int(self.holds(columns, itemsize))} if vectors else {}
+        return {**whole, "STREAM": int(rows * columns * itemsize <= most)}
+
     def grid(self, rows: int) -> int:
         """Blocks for so many rows."""
         if self.tile_rows:
@@ -210,10 +228,10 @@ class RowPlan:
         return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
 
 
-def _lanes_of_three(packs: int) -> int:
+def _lanes_of_three(packs: int, vectors: int) -> int:
     """Lanes of a warp that nearly all have three packs of a row; 0 where there are no such."""
     lanes = power_of_2_from(blocks(packs, _THREE))
-    return lanes if _FEWEST_OF_THREE <= lanes <= WARP and packs >= _NEARLY * _THREE * lanes else 0
+    return lanes if _FEWEST_OF_THREE[vectors] <= lanes <= WARP and packs >= _NEARLY * _THREE * lanes else 0
 
 
 class RowKernel:
@@ -258,8 +276,7 @@ def planned(  # noqa: PLR0913 - what a launch needs
     """
     if plan is None:
         return fallback
-    whole = {"WHOLE": int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype]))} if vectors else {}
-    kernel = RowKernel(ctx, plan, kept, **whole)
+    kernel = RowKernel(ctx, plan, kept, **plan.of_matrix(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], vectors))
 
     def launch(t: Tensors) -> None:
         if not kernel(*arguments(t)):

@@ -108,7 +108,8 @@ SMALL = [(1, 64, 56, 56), (32, 512, 7, 7), (1, 2048, 7, 7), (8, 256, 14, 14), (1
 @pytest.mark.parametrize("op", ["bn_add_relu", "bn_add_relu_grad"])
 def test_small_layers_have_one_kernel_by_the_rule(catalogue, op, layout):
     def ruled(shape) -> int:
-        return catalogue[op].variants["tuned"].tuning.rule(images(catalogue, "float16", shape, layout, op))["whole"]
+        tuning = catalogue[op].variants["tuned"].tuning
+        return int(tuning.rule(images(catalogue, "float16", shape, layout, op))["whole"])
 
     for shape in SMALL:
         assert ruled(shape), shape

@@ -95,14 +95,49 @@ def test_few_rows_are_shared_by_blocks_if_they_are_long_enough():
 
 @pytest.mark.parametrize(
     ("columns", "lanes"),
-    [(96, 16), (160, 8), (192, 8), (256, 32), (320, 16), (384, 16), (640, 32), (768, 32), (1024, 0)],
+    [
+        *[(72, (16, 16)), (80, (4, 16)), (96, (4, 16)), (160, (8, 8)), (192, (8, 8)), (256, (32, 32))],
+        *[(320, (16, 16)), (384, (16, 16)), (640, (32, 32)), (768, (32, 32)), (1024, (0, 0))],
+    ],
 )
-def test_a_lane_has_three_packs_of_one_row_of_halves_that_shares_two_vectors_if_nearly_all_lanes_have(columns, lanes):
-    plan, of_one = (RowPlan.with_vectors(16384, columns, 2, H200, vectors) for vectors in (2, 1))
-    assert plan.lanes == lanes
-    three = columns * 2 // 16 >= 0.8 * 3 * lanes if lanes else False
-    assert ((plan.count, plan.together) == (3, 1)) == three
-    assert (of_one == plan) == (not three)
+def test_a_lane_has_three_packs_of_one_row_of_halves_that_shares_vectors_if_nearly_all_lanes_have(columns, lanes):
+    for vectors, own in zip((1, 2), lanes, strict=True):
+        plan = RowPlan.with_vectors(16384, columns, 2, H200, vectors)
+        assert plan.lanes == own
+        three = columns * 2 // 16 >= 0.8 * 3 * own if own else False
+        assert ((plan.count, plan.together) == (3, 1)) == three
+
+
+def test_two_blocks_share_a_row_of_halves_with_two_vectors_where_only_two_large_ones_would_fit():
+    def clusters(vectors, chip=H200):
+        return [RowPlan.with_vectors(4096, columns, 2, chip, vectors).cluster for columns in (10240, 10248, 16896)]
+
+    assert clusters(vectors=2) == [1, 2, 2]
+    assert clusters(vectors=1) == [1, 1, 1]
+    assert clusters(vectors=2, chip=replace(H200, clusters=False)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "stream"),
+    [
+        *[(2**15, 1024, 1), (2**17, 256, 1), (2**17, 257, 0), (2**17 + 1, 256, 0)],  # a block, lanes, ragged lanes
+        *[(3 * 2**15, 1024, 1), (3 * 2**15 + 1, 1024, 0), (2**10, 30522, 0)],
+    ],
+)
+def test_lines_of_a_matrix_that_is_not_much_larger_than_the_l2_are_given_up_first(rows, columns, stream):
+    plan = RowPlan.with_vectors(rows, columns, 2, H200)
+    assert plan.of_matrix(rows, columns, 2, vectors=2)["STREAM"] == stream
+    assert plan.of_matrix(rows, columns, 2, vectors=0) == {"STREAM": stream}
+
+
+@pytest.mark.parametrize("lanes", [0, 32])
+def test_loads_and_stores_say_that_lines_are_given_up_first(ptx, lanes):
+    plan = {"COUNT": 2, "LANES": lanes, "THREADS": 64, "CLUSTER": 0, "RAGGED": 0, "TILE": 0, "TOGETHER": 1, "WHOLE": 1}
+    plain, streamed = (
+        ptx("rms_norm.cu", "rms_norm_tuned", {"SCALAR": "__half", **plan, "STREAM": stream}) for stream in (0, 1)
+    )
+    assert not plain.count("global.cs")
+    assert streamed.count("ld.global.cs") == streamed.count("st.global.cs") == 2
 
 
 def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take_registers():

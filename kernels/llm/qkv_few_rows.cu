@@ -39,7 +39,7 @@ struct Projections {
     return weight + static_cast<long long>((head - before) * 2 * half + element) * columns;
   }
   __device__ __forceinline__ Ready ready(unsigned n, unsigned pair) const {
-    if (pair / half >= heads + groups) return {1.0f, 0.0f};
+    if (pair / half >= heads + groups) return {};
     const long long angle = static_cast<long long>(n) * half + pair % half;
     return {__ldg(cosines + angle), __ldg(sines + angle)};
   }
@@ -51,8 +51,10 @@ struct Projections {
       const bool is_key = head < heads + groups;
       to = (is_key ? k : v) + (static_cast<long long>(n) * groups + head - (is_key ? heads : heads + groups)) * stride;
     }
-    to[element] = T(fmaf(sums[0], ready.cosine, -(sums[1] * ready.sine)));
-    to[element + half] = T(fmaf(sums[1], ready.cosine, sums[0] * ready.sine));
+    // Values aren't turned. Nor by an angle of zero: zero times an infinite sum of the other element would be a NaN.
+    const bool turned = head < heads + groups;
+    to[element] = T(turned ? fmaf(sums[0], ready.cosine, -(sums[1] * ready.sine)) : sums[0]);
+    to[element + half] = T(turned ? fmaf(sums[1], ready.cosine, sums[0] * ready.sine) : sums[1]);
   }
 };
 

@@ -30,8 +30,8 @@ from harness.units import plural
 if TYPE_CHECKING:
     from harness.tune.procedure import ToTune
 
-_OF_A_PART = 200
-"""Plans of a part, unless a single case has more: some minutes of a search."""
+_OF_A_PART = 80
+"""Plans of a part, unless a single case has more: about a minute of a search, so that a short one leaves a table."""
 _DONE = "done.json"
 _Facts = dict[Case, list[Candidate]]
 

@@ -15,14 +15,45 @@ from tests.collection.ops.test_every_op import cases
 
 pytestmark = pytest.mark.slow  # test_kernels.py compiles each kernel; CONTRIBUTING.md says when to run this
 
-OPS = """
-    add_rms_norm add_rms_norm_grad add_rms_norm_quantize bias_add bias_residual bn_add_relu bn_add_relu_grad cross_entropy
-    cross_entropy_grad cross_entropy_in_place decode_attention dequantize_bias dequantize_bias_gelu_quantize
-    dequantize_bias_residual dequantize_bias_residual_layer_norm_quantize embedding_grad layer_norm_grad
-    layer_norm_window_partition linear_few_rows nchw_to_nhwc permute prelu qkv_few_rows quantize relu_grad relu_mask
-    relu_training rms_norm_grad rope softmax softmax_grad swiglu swiglu_grad two_biases window_attention
-    window_attention_grad window_attention_packed
-""".split()
+OPS = [
+    "add_rms_norm",
+    "add_rms_norm_grad",
+    "add_rms_norm_quantize",
+    "bias_add",
+    "bias_residual",
+    "bn_add_relu",
+    "bn_add_relu_grad",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "cross_entropy_in_place",
+    "decode_attention",
+    "dequantize_bias",
+    "dequantize_bias_gelu_quantize",
+    "dequantize_bias_residual",
+    "dequantize_bias_residual_layer_norm_quantize",
+    "embedding_grad",
+    "layer_norm_grad",
+    "layer_norm_window_partition",
+    "linear_few_rows",
+    "nchw_to_nhwc",
+    "permute",
+    "prelu",
+    "qkv_few_rows",
+    "quantize",
+    "relu_grad",
+    "relu_mask",
+    "relu_training",
+    "rms_norm_grad",
+    "rope",
+    "softmax",
+    "softmax_grad",
+    "swiglu",
+    "swiglu_grad",
+    "two_biases",
+    "window_attention",
+    "window_attention_grad",
+    "window_attention_packed",
+]
 """What the stand-in for a GPU can run: other kernels have instructions that it lacks."""
 
 

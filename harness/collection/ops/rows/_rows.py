@@ -59,8 +59,8 @@ _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
 _RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
 # Bytes of a matrix up to which its lines are the first that caches give up, where rows are whole packs: of lanes of a
-# warp, and of blocks. On an H200 a matrix of tens of megabytes gains some percent. Larger matrices gain nothing with
-# blocks, and lose with lanes, whose rows share lines.
+# warp, and of blocks. In a trial on an H200, which no committed run has, tens of megabytes gained some percent. Larger
+# matrices gained nothing with blocks, and lost with lanes.
 _STREAMED_LANES, _STREAMED_BLOCKS = 64 * 2**20, 192 * 2**20
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
 

@@ -44,6 +44,7 @@ INSTRUCTIONS = {
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "prmt.b32 %0, %1, 0, 0xbb99": "spread_signs",
     "ld.global.nc.L1::no_allocate.v": "load_words",
+    "ld.global.nc.v4": "load_words",
     "cp.async.ca": "copy",
     "cp.async.cg": "copy",
     "cp.async.commit_group": "close_copies",
@@ -74,7 +75,9 @@ INSTRUCTIONS = {
 }
 """The function of emulated.h that stands for an instruction. What isn't here has no effect on a CPU."""
 WITHOUT_EFFECT = ("fence", "griddepcontrol")
-_SHARED = re.compile(r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^;]*\])*)\s*;")
+_SHARED = re.compile(
+    r"(extern\s+)?__shared__\s+(?:alignas\([^)]*\)\s*)?([^;]+?)\s*\b(\w+)((?:\[[^\];]*\])*)((?:\s*,\s*\w+(?:\[[^\];]*\])*)*)\s*;"
+)
 _WRONG = {
     1: "threads wait for each other, and none can go on",
     2: "a thread accessed what is outside of all tensors",
@@ -97,12 +100,13 @@ def emulated_source(text: str) -> str:
 
 
 def _shared(found: re.Match[str]) -> str:
-    is_dynamic, kind, name, sizes = found.groups()
+    is_dynamic, kind, name, sizes, others = found.groups()
     if is_dynamic and found.string[: found.start()].endswith("\n"):  # outside of functions, where no block is yet
         return f"\n#define {name} reinterpret_cast<{kind}*>(emulated::dynamic())\n"
     if is_dynamic:
         return f"auto* {name} = reinterpret_cast<{kind}*>(emulated::dynamic());"
-    return f"static char key_of_{name}; auto& {name} = emulated::shared<{kind}{sizes}>(&key_of_{name});"
+    every = [(name, sizes), *re.findall(r"(\w+)((?:\[[^\]]*\])*)(?=\s*(?:,|$))", others)]
+    return " ".join(f"static char key_of_{n}; auto& {n} = emulated::shared<{kind}{s}>(&key_of_{n});" for n, s in every)
 
 
 def _without_assembly(text: str) -> str:
@@ -162,7 +166,8 @@ _MAIN = """extern "C" int emulated_run(void** arguments, unsigned x, unsigned y,
 @cache
 def _prepared(folder: Path) -> tuple[Path, Path]:
     """The compiled header, and the folder with all sources as a C++ compiler takes them; named after their contents."""
-    files = {path.relative_to(data("kernels")): path.read_text() for path in data("kernels").glob("*/*.cu*")}
+    kernels = data("kernels")
+    files = {path.relative_to(kernels): emulated_source(path.read_text()) for path in kernels.glob("*/*.cu*")}
     text = HEADER.read_text()
     header = folder / f"{_short(text)}.h"
     if not header.with_suffix(".h.gch").is_file():
@@ -173,7 +178,7 @@ def _prepared(folder: Path) -> tuple[Path, Path]:
         to = sources / path
         if not to.is_file():
             to.parent.mkdir(parents=True, exist_ok=True)
-            _write(to, emulated_source(source))
+            _write(to, source)
     return header, sources
 
 

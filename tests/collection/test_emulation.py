@@ -99,6 +99,10 @@ def test_what_an_instruction_does_is_written_in_its_place():
     assert emulated_source("__shared__ float sums[8][W];") == (
         "static char key_of_sums; auto& sums = emulated::shared<float[8][W]>(&key_of_sums);"
     )
+    assert emulated_source("__shared__ T a, b[2], c[N * 2];") == " ".join(
+        f"static char key_of_{name}; auto& {name} = emulated::shared<T{size}>(&key_of_{name});"
+        for name, size in (("a", ""), ("b", "[2]"), ("c", "[N * 2]"))
+    )
 
 
 def test_tensors_lie_as_near_to_what_cannot_be_read_as_they_may():

@@ -559,6 +559,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned bits) {
+  return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32 | low) << bits % 32) >> 32);
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
   return static_cast<unsigned>(((uint64_t{high} << 32) | low) >> (bits % 32));
 }

@@ -51,7 +51,7 @@ struct Projections {
       const bool is_key = head < heads + groups;
       to = (is_key ? k : v) + (static_cast<long long>(n) * groups + head - (is_key ? heads : heads + groups)) * stride;
     }
-    // Values aren't turned. Nor by an angle of zero: zero times an infinite sum of the other element would be a NaN.
+    // Values aren't turned, not even by an angle of zero: zero times the other element's sum is a NaN if that is infinite.
     const bool turned = head < heads + groups;
     to[element] = T(turned ? fmaf(sums[0], ready.cosine, -(sums[1] * ready.sine)) : sums[0]);
     to[element + half] = T(turned ? fmaf(sums[1], ready.cosine, sums[0] * ready.sine) : sums[1]);

@@ -69,8 +69,8 @@ struct PackedRow {
     asm("" : "+l"(matrix));
     return matrix;
   }
-  // Loads may stay in the caches though they are read once: where only the loads asked caches to give their lines up
-  // first, all kernels were slower on an H200. Where loads and stores do, some are faster: see STREAM.
+  // In a trial on an H200, which no committed run has, kernels were slower where the loads alone asked caches to give
+  // their lines up first, and some were faster where loads and stores did: see STREAM.
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
     // In whole words. If words were taken apart here, the compiler would keep their halves in registers of their own.

@@ -58,7 +58,7 @@ OPS = [
     "window_attention_grad",
     "window_attention_packed",
 ]
-"""What the stand-in for a GPU can run: other kernels have instructions that it lacks."""
+"""What the stand-in for a GPU can run: other ops have instructions that it lacks, or call libraries of a GPU."""
 
 
 def complaint(gpu: Gpu, op: Op, case: Case, patch: pytest.MonkeyPatch) -> str | None:

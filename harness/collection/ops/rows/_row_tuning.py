@@ -113,9 +113,9 @@ class RowParameters:
             return
         made = row_plan(plan, columns, itemsize)
         whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}
-        of_matrix = whole if self.ruled else made.of_matrix(rows, columns, itemsize, self.vectors)
+        stream = {} if self.ruled else {"STREAM": int(made.streams(rows, columns, itemsize))}
         shared = self.matrices * made.tile_rows * columns * itemsize
-        macros = {**scalar, **made.macros, **of_matrix, **(self.macros(case) if self.macros else {})}
+        macros = {**scalar, **made.macros, **whole, **stream, **(self.macros(case) if self.macros else {})}
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, shared, made.cluster)
 
     def _row(self, case: Case) -> tuple[int, int, int, bool]:

@@ -210,15 +210,10 @@ class RowPlan:
         team = self.lanes or self.threads * self.cluster
         return self.count * team * PACK_BYTES == columns * itemsize
 
-    def of_matrix(self, rows: int, columns: int, itemsize: int, vectors: int) -> dict[str, int]:
-        """Macros that depend on the matrix, too. vectors: how many (N) rows share.
-
-        WHOLE, where rows share vectors: whether no thread lacks a pack. STREAM: whether the matrix's lines are the
-        first that caches give up.
-        """
+    def streams(self, rows: int, columns: int, itemsize: int) -> bool:
+        """Whether the lines of a matrix are the first that caches give up: the macro STREAM."""
         most = 0 if self.ragged or self.tile_rows else _STREAMED_LANES if self.lanes else _STREAMED_BLOCKS
-        whole = {"WHOLE": int(self.holds(columns, itemsize))} if vectors else {}
-        return {**whole, "STREAM": int(rows * columns * itemsize <= most)}
+        return rows * columns * itemsize <= most
 
     def grid(self, rows: int) -> int:
         """Blocks for so many rows."""
@@ -276,7 +271,9 @@ def planned(  # noqa: PLR0913 - what a launch needs
     """
     if plan is None:
         return fallback
-    kernel = RowKernel(ctx, plan, kept, **plan.of_matrix(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], vectors))
+    itemsize = ITEMSIZE[ctx.case.dtype]
+    whole = {"WHOLE": int(plan.holds(ctx.s.N, itemsize))} if vectors else {}
+    kernel = RowKernel(ctx, plan, kept, **whole, STREAM=int(plan.streams(ctx.s.M, ctx.s.N, itemsize)))
 
     def launch(t: Tensors) -> None:
         if not kernel(*arguments(t)):

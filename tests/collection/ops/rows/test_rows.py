@@ -126,8 +126,7 @@ def test_two_blocks_share_a_row_of_halves_with_two_vectors_where_only_two_large_
 )
 def test_lines_of_a_matrix_that_is_not_much_larger_than_the_l2_are_given_up_first(rows, columns, stream):
     plan = RowPlan.with_vectors(rows, columns, 2, H200)
-    assert plan.of_matrix(rows, columns, 2, vectors=2)["STREAM"] == stream
-    assert plan.of_matrix(rows, columns, 2, vectors=0) == {"STREAM": stream}
+    assert plan.streams(rows, columns, 2) == stream
 
 
 @pytest.mark.parametrize("lanes", [0, 32])

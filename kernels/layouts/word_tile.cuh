@@ -36,7 +36,8 @@
 // sides are flat, a tile is a whole matrix, and a block moves MATRICES of them as one run.
 //
 // Macros: ELEMENT (unsigned short or unsigned), MATRICES (of a block), TILE_ROWS, TILE_COLS, CELL, FLAT_X, FLAT_Y,
-// SHIFTED, BAND (see order.cuh), THREADS (of a block). _transpose_plan.py chooses them.
+// SHIFTED, BAND (see order.cuh), THREADS (of a block), STREAM (0 or 1: whole words ask the caches to give their lines up
+// first). _transpose_plan.py chooses them.
 #pragma once
 
 #include "order.cuh"
@@ -197,7 +198,8 @@ __device__ __forceinline__ void load_tile(ELEMENT* tile, const ELEMENT* from, co
   unsigned loaded[SideX::WORDS_A_THREAD];
   for_words<FULL, FULL>(x, from, [&](unsigned k, const Word& word, const ELEMENT* address) {
     if (word.run_exists && (FULL ? word.any_in_run() : word.all_in_run())) {
-      loaded[k] = *reinterpret_cast<const unsigned*>(address);
+      const unsigned* from_word = reinterpret_cast<const unsigned*>(address);
+      loaded[k] = STREAM ? __ldcs(from_word) : *from_word;
     }
     if (!FULL && word.run_exists && word.any_in_run() && !word.all_in_run()) loaded[k] = *address;
   });
@@ -220,7 +222,14 @@ __device__ __forceinline__ void store_tile(const ELEMENT* tile, ELEMENT* to, con
     if constexpr (PER_WORD == 2) stored[k] |= static_cast<unsigned>(run[place_in_y(word.last())]) << 16;
   });
   for_words<FULL, false>(y, to, [&](unsigned k, const Word& word, ELEMENT* address) {
-    if (word.run_exists && word.all_in_run()) *reinterpret_cast<unsigned*>(address) = stored[k];
+    if (word.run_exists && word.all_in_run()) {
+      unsigned* to_word = reinterpret_cast<unsigned*>(address);
+      if constexpr (STREAM) {
+        __stcs(to_word, stored[k]);
+      } else {
+        *to_word = stored[k];
+      }
+    }
     if (MAY_SHIFT && word.run_exists && word.any_in_run() && !word.all_in_run()) {
       *address = static_cast<ELEMENT>(stored[k]);
     }

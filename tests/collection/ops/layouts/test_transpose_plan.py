@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from harness.collection.ops.elementwise import WORD_TYPE
 from harness.collection.ops.layouts._transpose_plan import THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 from harness.cuda import fast_divisor
 from tests.one_test import one_test
@@ -315,3 +316,14 @@ def test_a_pair_of_halves_is_as_good_as_a_float():
     for same in (Matrices(2, 3, 5, 2, 3), Matrices(2, 3, 5, 4, 3)):
         assert same.in_words() == same
     assert math.prod((2, 3, 5, 6)) == Matrices(2, 3, 5, 2, 6).elements
+
+
+@pytest.mark.parametrize(
+    ("shape", "stream"),
+    [((32, 1280, 256, 2), 1), ((96, 1024, 512, 2), 1), ((97, 1024, 512, 2), 0), ((32, 1280, 256, 4), 0)],
+)
+def test_lines_of_halves_are_given_up_first_unless_the_batch_is_large(ptx, shape, stream):
+    macros = WordTiles.of(Matrices(*shape), 132, aligned=True).macros
+    assert macros["STREAM"] == stream
+    text = ptx("nchw_to_nhwc.cu", "nchw_to_nhwc_word_tiles", {"ELEMENT": WORD_TYPE[shape[3]], **macros})
+    assert [f"{access}.global.cs" in text for access in ("ld", "st")] == [bool(stream)] * 2

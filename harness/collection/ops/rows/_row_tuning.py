@@ -26,7 +26,7 @@ _FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single e
 _TILES = (8, 16)
 _MOST_TILE = 512  # elements of a row that comes through a tile
 _MOST_COUNT = 8  # packs that a thread keeps, of all matrices and of all rows that it works on
-_MOST_OF_LANES = 4  # the same where lanes of a warp share rows that share vectors
+_MOST_OF_LANES = 4  # the same where lanes of a warp have several rows at once
 _MOST_THREADS = 1024
 
 
@@ -55,7 +55,8 @@ class RowParameters:
     def parameters(self, case: Case) -> dict[str, Sequence[Value]]:
         """Values of each parameter that rows of this length may have."""
         _, columns, itemsize, ragged = self._row(case)
-        packs, short = columns * itemsize // PACK_BYTES, columns * itemsize // PACK_BYTES <= WARP * _MOST_OF_LANES
+        packs = columns * itemsize // PACK_BYTES
+        short = packs <= WARP * _MOST_COUNT // self.matrices
         # Blocks of a cluster have a warp's packs of a row each.
         most_blocks = max(1, min(MOST_BLOCKS, packs // WARP)) if Chip.current().clusters else 1
         found: dict[str, Sequence[Value]] = {
@@ -176,7 +177,8 @@ def _refuse_lanes(number: dict[str, int], packs: int, ragged: bool, kept: int) -
         return f"rows that begin inside of packs need {_FEWEST_LANES} lanes"
     if number["count"] != blocks(packs, lanes):
         return f"{lanes} lanes have {blocks(packs, lanes)} packs each"
-    return f"a thread has more than {_MOST_OF_LANES} packs" if kept > _MOST_OF_LANES else None
+    most = _MOST_OF_LANES if number["together"] > 1 else _MOST_COUNT
+    return f"a thread has more than {most} packs" if kept > most else None
 
 
 def _refuse_blocks(number: dict[str, int], packs: int, ragged: bool, kept: int) -> str | None:

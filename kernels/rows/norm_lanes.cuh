@@ -57,7 +57,9 @@ class LaneRows {
   using Chunk = Pack<Element>;
   using Shares = Handout<LANES, TOGETHER>;
   static constexpr unsigned CHUNK = Chunk::SIZE, TEAMS = WARP / LANES, OWN = Shares::OWN;
-  static constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
+  static constexpr unsigned SUMS = Normaliser<Centred>::SUMS, VECTORS = Centred ? 2 : 1;
+  // Whether gamma and beta wait in shared memory: beside many packs of a row, there are too few registers for them.
+  static constexpr bool SHARED = COUNT * TOGETHER > 4;
 
   __device__ __forceinline__ LaneRows(Team& team, long long rows, unsigned columns)
       : team(team), rows(rows), columns(columns) {
@@ -79,11 +81,14 @@ class LaneRows {
   __device__ __forceinline__ void run(const Element* __restrict__ x, const Element* __restrict__ gamma,
                                       const Element* __restrict__ beta, Element* __restrict__ y,
                                       float* __restrict__ mean, float* __restrict__ rstd) {
+    __shared__ Chunk vectors[VECTORS][SHARED ? COUNT * LANES : 1];
     Chunk scale[COUNT], shift[COUNT];
+    if (!SHARED) {
 #pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) {
-      scale[j] = load_now(gamma + column(j));
-      if (Centred) shift[j] = load_now(beta + column(j));
+      for (unsigned j = 0; j < COUNT; ++j) {
+        scale[j] = load_now(gamma + column(j));
+        if (Centred) shift[j] = load_now(beta + column(j));
+      }
     }
     const long long begin = min(first_row, rows - 1) * columns;
     x += begin, y += begin;
@@ -94,10 +99,20 @@ class LaneRows {
 #pragma unroll
       for (unsigned j = 0; j < COUNT; ++j) chunks[r][j] = load_pack<STREAM>(from + column(j));
     }
+    if (SHARED) {
+      for (unsigned p = threadIdx.x; p < columns / CHUNK; p += THREADS) {
+        vectors[0][p] = load_pack(gamma + p * CHUNK);
+        if (Centred) vectors[VECTORS - 1][p] = load_pack(beta + p * CHUNK);
+      }
+    }
     measure();
     write_statistics(mean, rstd);
+    if (SHARED) __syncthreads();
 #pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) normalise(j, scale[j], shift[j], y);
+    for (unsigned j = 0; j < COUNT; ++j) {
+      const unsigned p = SHARED ? column(j) / CHUNK : 0;
+      normalise(j, SHARED ? vectors[0][p] : scale[j], SHARED ? vectors[VECTORS - 1][p] : shift[j], y);
+    }
   }
 
  private:

@@ -42,6 +42,8 @@ CASES = [
     rare("rms_norm", "bfloat16", {"M": 21, "N": 72}, "tuned", {}),
     rare("layer_norm", "bfloat16", {"M": 21, "N": 320}, "tuned", {}),
     rare("layer_norm", "float16", {"M": 21, "N": 640}, "tuned", {}),
+    rare("layer_norm", "bfloat16", {"M": 21, "N": 896}, "tuned", {}),
+    rare("rms_norm", "float16", {"M": 21, "N": 448}, "tuned", {}),
     rare("layer_norm", "bfloat16", {"M": 9, "N": 11_008}, "tuned", {}),
     rare("softmax", "bfloat16", {"M": 21, "N": 77}, "tuned", {}),
     rare("softmax", "bfloat16", {"M": 21, "N": 4096}, "tuned", {}),

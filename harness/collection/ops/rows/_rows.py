@@ -52,10 +52,13 @@ _WITH_VECTORS = {
 _HALVES_WITH_TWO = ((512, 2, 2, 512), (1280, 4, 1, 1024), (2112, 4, 1, 264), (math.inf, 8, 1, 256))
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
-# Packs of halves of a lane that has one row, where rows share vectors: five if all lanes have five, or else three if
-# nearly all lanes have three.
-_FIVE, _THREE, _NEARLY = 5, 3, 0.8
-_FEWEST_OF_ONE_ROW = {1: 4, 2: 8}  # lanes, by the number of vectors: fewer read too few neighbouring packs at a time
+_THREE = 3  # packs of halves of a lane that has one row, where rows share vectors and nearly all lanes have so many
+_NEARLY = 0.8
+_FEWEST_OF_THREE = {1: 4, 2: 8}  # lanes, by the number of vectors: fewer read too few neighbouring packs at a time
+# Packs of halves that all lanes have of one row, while vectors wait in shared memory, and the fewest lanes. A block has
+# about a thread for each pack of a vector, within these limits, so that vectors are there soon.
+_MANY, _FEWEST_OF_MANY = (5, 7), 8
+_BLOCK_OF_MANY = 4 * WARP, 8 * WARP
 _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
 _RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
@@ -101,10 +104,13 @@ class RowPlan:
         return cls._blocks(rows, packs, itemsize, chip, matrices=matrices, ragged=ragged)
 
     @classmethod
-    def with_vectors(cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2) -> RowPlan | None:
+    def with_vectors(  # noqa: PLR0913 - what `of` has
+        cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2, *, kept: bool = False
+    ) -> RowPlan | None:
         """The plan where rows share vectors (N), such as gamma: a vector is loaded once for some rows where that pays.
 
-        Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can.
+        Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can. kept: whether
+        the kernel keeps vectors in shared memory where a lane has many packs of a row.
         """
         size = PACK_BYTES // itemsize
         packs = columns // size
@@ -117,9 +123,11 @@ class RowPlan:
             return plain
         if columns % size:
             return plain._ragged_with_vectors(packs, itemsize)
-        count, lanes = _one_row(packs, vectors) if itemsize == 2 else (0, 0)
-        if count or packs <= _FEW_WITH_VECTORS:
-            return cls(count, lanes, _LANE_BLOCK) if count else cls._lanes_with_vectors(packs, itemsize)
+        many = cls._many_packs(packs) if kept and itemsize == 2 else None
+        three = _lanes_of_three(packs, vectors) if itemsize == 2 else 0
+        if many or three or packs <= _FEW_WITH_VECTORS:
+            few = cls(_THREE, three, _LANE_BLOCK) if three else cls._lanes_with_vectors(packs, itemsize)
+            return many or few
         cuts = _HALVES_WITH_TWO if (itemsize, vectors) == (2, 2) and chip.clusters else _WITH_VECTORS[itemsize]
         count, together, most_threads = next(choice for up_to, *choice in cuts if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
@@ -134,6 +142,16 @@ class RowPlan:
         count = blocks(packs, WARP)
         together = 2 if itemsize == 4 and packs <= _SHORT_FLOATS else _LANE_PACKS // count
         return cls(count, min(WARP, power_of_2_from(packs)), _LANE_BLOCK, together=together)
+
+    @classmethod
+    def _many_packs(cls, packs: int) -> RowPlan | None:
+        """The plan for rows of which all lanes have many packs."""
+        for count in _MANY:
+            lanes, rest = divmod(packs, count)
+            if not rest and _FEWEST_OF_MANY <= lanes <= WARP and lanes == power_of_2_from(lanes):
+                fewest, most = _BLOCK_OF_MANY
+                return cls(count, lanes, max(fewest, min(power_of_2_from(packs), most)))
+        return None
 
     @classmethod
     def _tile(cls, columns: int, itemsize: int, elements: int = _TILE_ELEMENTS) -> RowPlan:
@@ -224,13 +242,10 @@ class RowPlan:
         return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
 
 
-def _one_row(packs: int, vectors: int) -> tuple[int, int]:
-    """Packs a lane and lanes for a single row of halves; (0, 0) where lanes of a warp have several rows, or none."""
-    for count, nearly in ((_FIVE, 1), (_THREE, _NEARLY)):
-        lanes = power_of_2_from(blocks(packs, count))
-        if _FEWEST_OF_ONE_ROW[vectors] <= lanes <= WARP and packs >= nearly * count * lanes:
-            return count, lanes
-    return 0, 0
+def _lanes_of_three(packs: int, vectors: int) -> int:
+    """Lanes of a warp that nearly all have three packs of a row; 0 where there are no such."""
+    lanes = power_of_2_from(blocks(packs, _THREE))
+    return lanes if _FEWEST_OF_THREE[vectors] <= lanes <= WARP and packs >= _NEARLY * _THREE * lanes else 0
 
 
 class RowKernel:

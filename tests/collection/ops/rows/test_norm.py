@@ -24,10 +24,13 @@ OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM)}
 OURS = ["two_pass", "registers", "half2", "tuned"]
 # Lengths at which a way changes: a tile, lanes of a warp, a block, a cluster, and beyond; ragged ones among them. Each
 # compiles a kernel, so only float16 takes all.
-LENGTHS = [1, 3, 8, 49, 197, 256, 1000, 1023, 1500, 4096, 5000, 30_522, 32_768, 65_536, 100_000, 131_072, 300_000]
+LENGTHS = [
+    *(1, 3, 8, 49, 197, 256, 640, 896, 1000, 1023, 1500, 4096, 5000),
+    *(30_522, 32_768, 65_536, 100_000, 131_072, 300_000),
+]
 LENGTHS_OF = [
     *(("layer_norm", "float16", columns) for columns in LENGTHS),
-    *(("rms_norm", "float16", columns) for columns in (3, 256, 1023, 1500, 32_768, 50_257)),
+    *(("rms_norm", "float16", columns) for columns in (3, 256, 896, 1023, 1500, 32_768, 50_257)),
     *((op, dtype, columns) for op in OPS for dtype in ("float32", "bfloat16") for columns in (49, 257, 1023, 16_384)),
 ]
 

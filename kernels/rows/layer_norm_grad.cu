@@ -24,6 +24,7 @@
 #endif
 
 #include "norm_grad.cuh"
+#include "norm_grad_beside.cuh"
 #include "norm_grad_few.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"
@@ -33,7 +34,7 @@ using T = SCALAR;
 // 1. A kernel for each result. For dx a block makes the sums of a row, and then reads the row again. For dgamma and for
 //    dbeta a block has 32 columns. This is straightforward, and works at any address. But dy is read three times and x
 //    twice, 6 D in all (more where a row is too long for the caches), and each access is one element.
-#if !defined(KEPT) && !defined(SINGLES) && !defined(TEAMS)
+#if !defined(KEPT) && !defined(SINGLES) && !defined(TEAMS) && !defined(WIDE)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     layer_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                        const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
@@ -125,5 +126,15 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
                         const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
                         T* __restrict__ dgamma, T* __restrict__ dbeta, unsigned rows, unsigned columns) {
   few_gradients<true>(dy, x, gamma, mean, rstd, dx, dgamma, dbeta, rows, columns);
+}
+#endif
+
+// 6. Few rows on the whole GPU: rows and columns beside each other, in one kernel. Macros: as in norm_grad_beside.cuh.
+#ifdef WIDE
+extern "C" __global__ void __launch_bounds__(THREADS, BESIDE_BLOCKS)
+    layer_norm_grad_beside(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                           const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
+                           T* __restrict__ dgamma, T* __restrict__ dbeta, unsigned rows, unsigned columns) {
+  beside_gradients<true>(dy, x, gamma, mean, rstd, dx, dgamma, dbeta, rows, columns);
 }
 #endif

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_few import FewPlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import few_plan, tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import beside_plan, few_plan, tiles_plan
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 
@@ -232,10 +233,13 @@ def tuned(ctx: Context) -> Launch:
     case, parameters = _GradCase.of(ctx), ctx.plan()
     assert parameters is not None
     few = few_plan(ctx.case, case.sums) if parameters["way"] == "few" else None
-    plan = None if parameters["way"] in ("spread", "few") else tiles_plan(ctx.case, case.sums, parameters)
+    beside = beside_plan(ctx.case, int(parameters["cluster"])) if parameters["way"] == "beside" else None
+    plan = None if parameters["way"] in ("spread", "few", "beside") else tiles_plan(ctx.case, case.sums, parameters)
     teams = 0 if plan is None else _teams(case, plan)
     if few:
         chosen = _by_cluster(case, few)
+    elif beside:
+        chosen = _beside(case, beside)
     elif plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
         chosen = _spread(case)
         if not case.whole_packs:
@@ -287,6 +291,13 @@ def _by_cluster(case: _GradCase, plan: FewPlan) -> Launch:
         kernel(plan.cluster, plan.threads, *arguments, shared=plan.shared, cluster=plan.cluster)
 
     return launch
+
+
+def _beside(case: _GradCase, plan: BesidePlan) -> Launch:
+    """Blocks for rows, and beside them blocks for columns."""
+    kernel, sizes = case.kernel("beside", **plan.macros), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
+    cluster = plan.cluster if plan.cluster > 1 else None
+    return lambda t: kernel(plan.grid, plan.threads, *_inputs(t), t.dx, *_results(t), *sizes, cluster=cluster)
 
 
 def _spread(case: _GradCase) -> Launch:

@@ -1,8 +1,9 @@
 """The plans of layer_norm_grad and rms_norm_grad as parameters that a search may vary. Twin of _norm_grad_plan.py.
 
-way: tiles, spread, few (rows, by one cluster), or auto: tiles where they pay by the rule. cluster: blocks that share a
-row. at_once: rows that are reduced together. stages: tiles that a block has room for. alone: 1 if a single team takes
-all rows, which needs no second kernel that adds the sums of columns.
+way: tiles, spread, few (rows, by one cluster), beside (few rows, and beside them the sums of columns), or auto: tiles
+where they pay by the rule. cluster: blocks that share a row. at_once: rows that are reduced together. stages: tiles
+that a block has room for. alone: 1 if a single team takes all rows, which needs no second kernel that adds the sums of
+columns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import CUDA_TYPE
+from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_few import FEW_ROWS, FewPlan
 from harness.collection.ops.rows._norm_grad_plan import FLOAT, NormGradPlan, Row
 from harness.model import Case, Value
@@ -20,6 +22,7 @@ from harness.ops import ITEMSIZE, Built, Plan, Tuning
 _NEUTRAL: dict[str, Value] = {"cluster": 1, "at_once": 1, "stages": 1, "alone": 0}
 _SPREAD: dict[str, Value] = {"way": "spread", **_NEUTRAL}
 _FEW: dict[str, Value] = {"way": "few", **_NEUTRAL}
+_BESIDE: dict[str, Value] = {"way": "beside", **_NEUTRAL}
 _MOST_STAGES = 3
 
 
@@ -39,7 +42,7 @@ class NormGradParameters:
         row = _row(case, self.sums)
         clusters = [size for size in (1, 2, 4, MOST_BLOCKS) if row.chunks >= size * WARP] or [1]
         return {
-            "way": ("auto", "tiles", "spread", *(("few",) if case.symbols["M"] <= FEW_ROWS else ())),
+            "way": ("auto", "tiles", "spread", *(("few", "beside") if case.symbols["M"] <= FEW_ROWS else ())),
             "cluster": clusters if Chip.current().clusters else (1,),
             "at_once": (1, 2),
             "stages": range(1, _MOST_STAGES + 1),
@@ -48,7 +51,10 @@ class NormGradParameters:
 
     def rule(self, case: Case) -> Plan:
         """The plan where no table has one."""
-        if FewPlan.by_rule(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], self.sums, Chip.current()):
+        rows, columns, itemsize = case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype]
+        if beside := BesidePlan.by_rule(rows, columns, itemsize, Chip.current()):
+            return {**_BESIDE, "cluster": beside.cluster}
+        if FewPlan.by_rule(rows, columns, itemsize, self.sums, Chip.current()):
             return _FEW
         plan = _ruled(case, self.sums)
         if plan is None:
@@ -66,6 +72,10 @@ class NormGradParameters:
         if plan["way"] == "few":
             problem = None if few_plan(case, self.sums) else "one cluster can't take these rows"
             return problem if plan == _FEW else "few rows have no other parameter"
+        if plan["way"] == "beside":
+            if plan != {**_BESIDE, "cluster": plan["cluster"]}:
+                return "rows beside columns have no other parameter"
+            return None if beside_plan(case, int(plan["cluster"])) else "these blocks can't share a row"
         if plan["way"] == "auto":
             return None if plan == self.rule(case) else "auto has the rule's parameters"
         return None if tiles_plan(case, self.sums, plan) else "there is no room for these tiles"
@@ -77,6 +87,11 @@ class NormGradParameters:
             few = few_plan(case, self.sums)
             assert few is not None
             yield Built(file, f"{case.op}_few", {**scalar, **few.macros}, few.threads, few.shared, few.cluster)
+            return
+        if plan["way"] == "beside":
+            beside = beside_plan(case, int(plan["cluster"]))
+            assert beside is not None
+            yield Built(file, f"{case.op}_beside", {**scalar, **beside.macros}, beside.threads, 0, beside.cluster)
             return
         made = None if plan["way"] == "spread" else tiles_plan(case, self.sums, plan)
         if made is None:
@@ -91,6 +106,11 @@ class NormGradParameters:
 def few_plan(case: Case, sums: int) -> FewPlan | None:
     """The plan by which one cluster takes all rows; None where it can't."""
     return FewPlan.of(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], sums, Chip.current())
+
+
+def beside_plan(case: Case, cluster: int) -> BesidePlan | None:
+    """The plan by which `cluster` blocks take a row, and other blocks the columns; None where they can't."""
+    return BesidePlan.of(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], Chip.current(), cluster)
 
 
 def tiles_plan(case: Case, sums: int, plan: Plan) -> NormGradPlan | None:

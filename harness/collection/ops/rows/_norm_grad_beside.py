@@ -1,0 +1,57 @@
+"""How one kernel makes dx of few rows, and the sums of columns beside them. Twin of norm_grad_beside.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
+from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
+
+BESIDE_ROWS = 256
+"""Up to which blocks beside each other may take rows and columns."""
+_FEWEST_THREADS, _MOST_THREADS = 4 * WARP, 16 * WARP  # of a block
+_MOST_COUNT = 4  # packs of a row that a thread has
+_WIDE = (4, WARP)  # packs of columns of a block, at least and at most: with four, lanes read two sectors of a row
+
+
+@dataclass(frozen=True, slots=True)
+class BesidePlan:
+    """What the kernel is compiled for and launched with.
+
+    count: packs of a row that a thread has. threads: of a block. cluster: blocks of a row. wide: packs of columns of a
+    block that sums columns. grid: blocks, which are whole clusters.
+    """
+
+    count: int
+    threads: int
+    cluster: int
+    wide: int
+    grid: int
+
+    @classmethod
+    def of(cls, rows: int, columns: int, itemsize: int, chip: Chip, cluster: int) -> BesidePlan | None:
+        """The plan for a matrix; None where rows aren't whole packs or are too long, or where there are no clusters."""
+        packs, rest = divmod(columns * itemsize, PACK_BYTES)
+        share = blocks(packs, cluster)
+        count = blocks(share, _MOST_THREADS)
+        if rest or not rows or not packs or count > _MOST_COUNT or (cluster > 1 and not chip.clusters):
+            return None
+        threads = max(_FEWEST_THREADS, blocks(blocks(share, count), WARP) * WARP)
+        fewest, most = _WIDE
+        wide = max(fewest, min(most, power_of_2_from(threads // power_of_2_from(rows))))
+        grid = rows * cluster + blocks(blocks(packs, wide), cluster) * cluster
+        return cls(count, threads, cluster, wide, grid)
+
+    @classmethod
+    def by_rule(cls, rows: int, columns: int, itemsize: int, chip: Chip) -> BesidePlan | None:
+        """The same where it is thought to be the fastest: with as few blocks a row as have one pack a thread."""
+        if rows > BESIDE_ROWS:
+            return None
+        plans = [cls.of(rows, columns, itemsize, chip, 1 << power) for power in range(MOST_BLOCKS.bit_length())]
+        found = [plan for plan in plans if plan]
+        return next((plan for plan in found if plan.count == 1), found[-1] if found else None)
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that the kernel is compiled with."""
+        return {"PACKS": self.count, "THREADS": self.threads, "CLUSTER": self.cluster, "WIDE": self.wide}

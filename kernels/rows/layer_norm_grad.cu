@@ -5,7 +5,7 @@
 //
 // dx needs sums over a row; dgamma and dbeta are sums over a column. D is the size of x. Memory has to move dy, x and
 // dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
-// _total adds; the blocks of a cluster, which take few rows (step 5), have them in shared memory.
+// _total adds. Blocks that have all rows of some columns (step 5) write the results.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/norm_grads), float32 M681308-N197.
 // At least 1.079 GB are read and 536.9 MB written. The ceiling is 369.8 us, by memory.
@@ -25,7 +25,6 @@
 
 #include "norm_grad.cuh"
 #include "norm_grad_beside.cuh"
-#include "norm_grad_few.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"
 
@@ -34,7 +33,7 @@ using T = SCALAR;
 // 1. A kernel for each result. For dx a block makes the sums of a row, and then reads the row again. For dgamma and for
 //    dbeta a block has 32 columns. This is straightforward, and works at any address. But dy is read three times and x
 //    twice, 6 D in all (more where a row is too long for the caches), and each access is one element.
-#if !defined(KEPT) && !defined(SINGLES) && !defined(TEAMS) && !defined(WIDE)
+#if !defined(KEPT) && !defined(SINGLES) && !defined(WIDE)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     layer_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                        const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
@@ -119,17 +118,7 @@ extern "C" __global__ void __launch_bounds__(SPREAD_BLOCK)
 }
 #endif
 
-// 5. Few rows at once, by one cluster, which needs no second kernel. Macros: as in norm_grad_few.cuh.
-#ifdef TEAMS
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    layer_norm_grad_few(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
-                        const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
-                        T* __restrict__ dgamma, T* __restrict__ dbeta, unsigned rows, unsigned columns) {
-  few_gradients<true>(dy, x, gamma, mean, rstd, dx, dgamma, dbeta, rows, columns);
-}
-#endif
-
-// 6. Few rows on the whole GPU: rows and columns beside each other, in one kernel. Macros: as in norm_grad_beside.cuh.
+// 5. Few rows on the whole GPU: rows and columns beside each other, in one kernel. Macros: as in norm_grad_beside.cuh.
 #ifdef WIDE
 extern "C" __global__ void __launch_bounds__(THREADS, BESIDE_BLOCKS)
     layer_norm_grad_beside(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

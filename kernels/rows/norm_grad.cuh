@@ -7,12 +7,11 @@
 //
 // One pass over the rows has to make sums over a row and sums over columns. No sum is made with atomics: blocks, or
 // groups of rows, write their sums of columns side by side as floats, (parts, columns), and column_total adds these in
-// a fixed order, so that results repeat bit by bit. Where there is a single part, it is the result. Only the blocks of one
-// cluster, which take few rows, read each other's sums from shared memory.
+// a fixed order, so that results repeat bit by bit. Where there is a single part, it is the result.
 //
 // This file has the formulas, the sums of columns, and the kernels that read single elements. norm_grad_tiles.cuh has
-// the kernel that reads dy and x once, ahead of the work; norm_grad_few.cuh the kernel for few rows by one cluster;
-// norm_grad_spread.cuh the kernels for few rows without clusters, and for long ones.
+// the kernel that reads dy and x once, ahead of the work; norm_grad_beside.cuh the kernel for few rows, which has no
+// parts; norm_grad_spread.cuh the kernels for few long rows.
 //
 // Rows have fewer than 2^31 columns.
 #pragma once

@@ -19,14 +19,13 @@
 
 #include "norm_grad.cuh"
 #include "norm_grad_beside.cuh"
-#include "norm_grad_few.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"
 
 using T = SCALAR;
 
 // 1. A kernel for dx and one for dgamma: dy and x are read twice, 5 D in all, an element an access.
-#if !defined(KEPT) && !defined(SINGLES) && !defined(TEAMS) && !defined(WIDE)
+#if !defined(KEPT) && !defined(SINGLES) && !defined(WIDE)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     rms_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                      const float* __restrict__ rstd, T* __restrict__ dx, long long rows, unsigned columns) {
@@ -86,17 +85,7 @@ extern "C" __global__ void __launch_bounds__(SPREAD_BLOCK)
 }
 #endif
 
-// 5. Few rows at once, by one cluster, which needs no second kernel. Macros: as in norm_grad_few.cuh.
-#ifdef TEAMS
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    rms_norm_grad_few(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
-                      const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma, unsigned rows,
-                      unsigned columns) {
-  few_gradients<false, T>(dy, x, gamma, nullptr, rstd, dx, dgamma, nullptr, rows, columns);
-}
-#endif
-
-// 6. Few rows on the whole GPU: rows and columns beside each other, in one kernel. Macros: as in norm_grad_beside.cuh.
+// 5. Few rows on the whole GPU: rows and columns beside each other, in one kernel. Macros: as in norm_grad_beside.cuh.
 #ifdef WIDE
 extern "C" __global__ void __launch_bounds__(THREADS, BESIDE_BLOCKS)
     rms_norm_grad_beside(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

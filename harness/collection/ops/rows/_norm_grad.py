@@ -14,9 +14,8 @@ from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.collection.ops.rows._norm_grad_beside import BesidePlan
-from harness.collection.ops.rows._norm_grad_few import FewPlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import beside_plan, few_plan, tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import beside_plan, tiles_plan
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 
@@ -72,8 +71,8 @@ def tuned_traffic(sums: int) -> Callable[[Symbols, int], Traffic]:
 
         chip = Chip.current() if torch.cuda.is_available() else H200
         plan = NormGradPlan.of(symbols["M"], symbols["N"], itemsize, sums, chip)
-        few = FewPlan.by_rule(symbols["M"], symbols["N"], itemsize, sums, chip)
-        reads = 1 if few or (plan is not None and plan.worth(plan.teams)) else 2
+        beside = BesidePlan.by_rule(symbols["M"], symbols["N"], itemsize, chip)
+        reads = 1 if beside or (plan is not None and plan.worth(plan.teams)) else 2
         return traffic(dy=reads, x=reads)(symbols, itemsize)
 
     return moved
@@ -226,19 +225,16 @@ def fused(ctx: Context) -> Launch:
 
 
 def tuned(ctx: Context) -> Launch:
-    """One cluster takes few rows; else the kernel on tiles where it pays, or the kernels that spread rows.
+    """Few rows beside columns; else the kernel on tiles where it pays, or the kernels that spread rows.
 
     `separate` runs at unaligned addresses.
     """
     case, parameters = _GradCase.of(ctx), ctx.plan()
     assert parameters is not None
-    few = few_plan(ctx.case, case.sums) if parameters["way"] == "few" else None
     beside = beside_plan(ctx.case, int(parameters["cluster"])) if parameters["way"] == "beside" else None
-    plan = None if parameters["way"] in ("spread", "few", "beside") else tiles_plan(ctx.case, case.sums, parameters)
+    plan = None if parameters["way"] in ("spread", "beside") else tiles_plan(ctx.case, case.sums, parameters)
     teams = 0 if plan is None else _teams(case, plan)
-    if few:
-        chosen = _by_cluster(case, few)
-    elif beside:
+    if beside:
         chosen = _beside(case, beside)
     elif plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
         chosen = _spread(case)
@@ -278,17 +274,6 @@ def _on_tiles(case: _GradCase, plan: NormGradPlan, teams: int) -> Launch:
         arguments = (*_inputs(t), t.dx, *_results(t), sums.partial, *case.sizes, *tiling)
         kernel(teams * team.cluster, team.threads, *arguments, shared=plan.shared, cluster=cluster)
         sums.finish(t)
-
-    return launch
-
-
-def _by_cluster(case: _GradCase, plan: FewPlan) -> Launch:
-    """All rows by the blocks of one cluster."""
-    kernel, sizes = case.kernel("few", **plan.macros), (ctypes.c_uint32(case.rows), ctypes.c_uint32(case.columns))
-
-    def launch(t: Tensors) -> None:
-        arguments = (*_inputs(t), t.dx, *_results(t), *sizes)
-        kernel(plan.cluster, plan.threads, *arguments, shared=plan.shared, cluster=plan.cluster)
 
     return launch
 

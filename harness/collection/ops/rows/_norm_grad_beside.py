@@ -9,7 +9,9 @@ from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_fr
 
 BESIDE_ROWS = 256
 """Up to which blocks beside each other may take rows and columns."""
+_FEW_BYTES = 2**22  # of dy, by the rule: with more, reading dy and x twice takes longer than a second kernel
 _FEWEST_THREADS, _MOST_THREADS = 4 * WARP, 16 * WARP  # of a block
+_AT_ONCE = 2  # rows of a thread that sums columns, whose loads are under way together
 _MOST_COUNT = 4  # packs of a row that a thread has
 _WIDE = (4, WARP)  # packs of columns of a block, at least and at most: with four, lanes read two sectors of a row
 
@@ -36,8 +38,10 @@ class BesidePlan:
         count = blocks(share, _MOST_THREADS)
         if rest or not rows or not packs or count > _MOST_COUNT or (cluster > 1 and not chip.clusters):
             return None
-        threads = max(_FEWEST_THREADS, blocks(blocks(share, count), WARP) * WARP)
         fewest, most = _WIDE
+        # So many that a block sums its columns in one turn, if so many threads can; at least, as a row needs.
+        turn = min(_MOST_THREADS, power_of_2_from(rows) * fewest // _AT_ONCE)
+        threads = max(_FEWEST_THREADS, turn, blocks(blocks(share, count), WARP) * WARP)
         wide = max(fewest, min(most, power_of_2_from(threads // power_of_2_from(rows))))
         grid = rows * cluster + blocks(blocks(packs, wide), cluster) * cluster
         return cls(count, threads, cluster, wide, grid)
@@ -45,7 +49,7 @@ class BesidePlan:
     @classmethod
     def by_rule(cls, rows: int, columns: int, itemsize: int, chip: Chip) -> BesidePlan | None:
         """The same where it is thought to be the fastest: with as few blocks a row as have one pack a thread."""
-        if rows > BESIDE_ROWS:
+        if rows > BESIDE_ROWS or rows * columns * itemsize > _FEW_BYTES:
             return None
         plans = [cls.of(rows, columns, itemsize, chip, 1 << power) for power in range(MOST_BLOCKS.bit_length())]
         found = [plan for plan in plans if plan]

@@ -1,9 +1,8 @@
 """The plans of layer_norm_grad and rms_norm_grad as parameters that a search may vary. Twin of _norm_grad_plan.py.
 
-way: tiles, spread, few (rows, by one cluster), beside (few rows, and beside them the sums of columns), or auto: tiles
-where they pay by the rule. cluster: blocks that share a row. at_once: rows that are reduced together. stages: tiles
-that a block has room for. alone: 1 if a single team takes all rows, which needs no second kernel that adds the sums of
-columns.
+way: tiles, spread, beside (few rows, and beside them the sums of columns), or auto: tiles where they pay by the rule.
+cluster: blocks that share a row. at_once: rows that are reduced together. stages: tiles that a block has room for.
+alone: 1 if a single team takes all rows, which needs no second kernel that adds the sums of columns.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from dataclasses import dataclass, replace
 
 from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import CUDA_TYPE
-from harness.collection.ops.rows._norm_grad_beside import BesidePlan
-from harness.collection.ops.rows._norm_grad_few import FEW_ROWS, FewPlan
+from harness.collection.ops.rows._norm_grad_beside import BESIDE_ROWS, BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import FLOAT, NormGradPlan, Row
 from harness.model import Case, Value
 from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
 _NEUTRAL: dict[str, Value] = {"cluster": 1, "at_once": 1, "stages": 1, "alone": 0}
 _SPREAD: dict[str, Value] = {"way": "spread", **_NEUTRAL}
-_FEW: dict[str, Value] = {"way": "few", **_NEUTRAL}
 _BESIDE: dict[str, Value] = {"way": "beside", **_NEUTRAL}
 _MOST_STAGES = 3
 
@@ -42,20 +39,18 @@ class NormGradParameters:
         row = _row(case, self.sums)
         clusters = [size for size in (1, 2, 4, MOST_BLOCKS) if row.chunks >= size * WARP] or [1]
         return {
-            "way": ("auto", "tiles", "spread", *(("few", "beside") if case.symbols["M"] <= FEW_ROWS else ())),
+            "way": ("auto", "tiles", "spread", *(("beside",) if case.symbols["M"] <= BESIDE_ROWS else ())),
             "cluster": clusters if Chip.current().clusters else (1,),
             "at_once": (1, 2),
             "stages": range(1, _MOST_STAGES + 1),
-            "alone": (0, 1) if case.symbols["M"] <= FEW_ROWS else (0,),
+            "alone": (0, 1) if case.symbols["M"] <= BESIDE_ROWS else (0,),
         }
 
     def rule(self, case: Case) -> Plan:
         """The plan where no table has one."""
-        rows, columns, itemsize = case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype]
-        if beside := BesidePlan.by_rule(rows, columns, itemsize, Chip.current()):
+        beside = BesidePlan.by_rule(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], Chip.current())
+        if beside:
             return {**_BESIDE, "cluster": beside.cluster}
-        if FewPlan.by_rule(rows, columns, itemsize, self.sums, Chip.current()):
-            return _FEW
         plan = _ruled(case, self.sums)
         if plan is None:
             return _SPREAD
@@ -69,9 +64,6 @@ class NormGradParameters:
         """Why a plan can't be taken."""
         if plan["way"] == "spread":
             return None if plan == _SPREAD else "spread rows have no other parameter"
-        if plan["way"] == "few":
-            problem = None if few_plan(case, self.sums) else "one cluster can't take these rows"
-            return problem if plan == _FEW else "few rows have no other parameter"
         if plan["way"] == "beside":
             if plan != {**_BESIDE, "cluster": plan["cluster"]}:
                 return "rows beside columns have no other parameter"
@@ -83,11 +75,6 @@ class NormGradParameters:
     def kernels(self, case: Case, plan: Plan) -> Iterator[Built]:
         """The kernels of a plan."""
         file, scalar = f"{case.op}.cu", {"SCALAR": CUDA_TYPE[case.dtype]}
-        if plan["way"] == "few":
-            few = few_plan(case, self.sums)
-            assert few is not None
-            yield Built(file, f"{case.op}_few", {**scalar, **few.macros}, few.threads, few.shared, few.cluster)
-            return
         if plan["way"] == "beside":
             beside = beside_plan(case, int(plan["cluster"]))
             assert beside is not None
@@ -101,11 +88,6 @@ class NormGradParameters:
             return
         team = made.team
         yield Built(file, f"{case.op}_tuned", {**scalar, **made.macros}, team.threads, made.shared, team.cluster)
-
-
-def few_plan(case: Case, sums: int) -> FewPlan | None:
-    """The plan by which one cluster takes all rows; None where it can't."""
-    return FewPlan.of(case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype], sums, Chip.current())
 
 
 def beside_plan(case: Case, cluster: int) -> BesidePlan | None:

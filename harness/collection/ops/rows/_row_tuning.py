@@ -136,7 +136,7 @@ def _ruled(of: RowParameters, case: Case, chip: Chip) -> Plan | None:
     if of.turns and InTurn.of(rows, columns, itemsize, chip):
         return {**_NEUTRAL, "in_turn": 1}
     if of.vectors:
-        plan = RowPlan.with_vectors(rows, columns, itemsize, chip, of.vectors, kept=True)
+        plan = RowPlan.with_vectors(rows, columns, itemsize, chip, of.vectors, norm=True)
     else:
         plan = RowPlan.of(rows, columns, itemsize, chip, of.matrices)
     if plan is None:

@@ -47,9 +47,12 @@ _WITH_VECTORS = {
     4: ((512, 2, 1, 1024), (1024, 2, 2, 512), (2112, 4, 1, 1024), (4096, 4, 2, 512), (math.inf, 8, 1, 512)),
     2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
 }
-# The same of halves with two vectors, where there are clusters: only two blocks of more than 320 threads would fit on a
-# multiprocessor, so two smaller blocks share a row.
-_HALVES_WITH_TWO = ((512, 2, 2, 512), (1280, 4, 1, 1024), (2112, 4, 1, 264), (math.inf, 8, 1, 256))
+# The same of a norm's halves where there are clusters, by the number of vectors: with two, only two blocks of more than
+# 320 threads would fit on a multiprocessor, so two smaller blocks share a row, or two rows.
+_HALVES_IN_CLUSTERS = {
+    1: ((512, 2, 2, 512), (832, 4, 1, 1024), (1056, 3, 2, 176), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
+    2: ((512, 2, 2, 512), (1280, 4, 1, 1024), (1536, 4, 1, 264), (2112, 4, 2, 264), (math.inf, 8, 1, 256)),
+}
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
 _THREE = 3  # packs of halves of a lane that has one row, where rows share vectors and nearly all lanes have so many
@@ -105,12 +108,12 @@ class RowPlan:
 
     @classmethod
     def with_vectors(  # noqa: PLR0913 - what `of` has
-        cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2, *, kept: bool = False
+        cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2, *, norm: bool = False
     ) -> RowPlan | None:
         """The plan where rows share vectors (N), such as gamma: a vector is loaded once for some rows where that pays.
 
-        Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can. kept: whether
-        the kernel keeps vectors in shared memory where a lane has many packs of a row.
+        Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can. norm: whether
+        the kernel is the one of norm_planned.cuh, which may keep vectors in shared memory.
         """
         size = PACK_BYTES // itemsize
         packs = columns // size
@@ -123,12 +126,12 @@ class RowPlan:
             return plain
         if columns % size:
             return plain._ragged_with_vectors(packs, itemsize)
-        many = cls._many_packs(packs) if kept and itemsize == 2 else None
+        many = cls._many_packs(packs) if norm and itemsize == 2 else None
         three = _lanes_of_three(packs, vectors) if itemsize == 2 else 0
         if many or three or packs <= _FEW_WITH_VECTORS:
             few = cls(_THREE, three, _LANE_BLOCK) if three else cls._lanes_with_vectors(packs, itemsize)
             return many or few
-        cuts = _HALVES_WITH_TWO if (itemsize, vectors) == (2, 2) and chip.clusters else _WITH_VECTORS[itemsize]
+        cuts = _HALVES_IN_CLUSTERS[vectors] if norm and itemsize == 2 and chip.clusters else _WITH_VECTORS[itemsize]
         count, together, most_threads = next(choice for up_to, *choice in cuts if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if chip.clusters else 1):

@@ -79,8 +79,14 @@ TILED = [
 ]
 # Too few rows, or too long ones; rows of both that aren't whole packs; none at all.
 SPREAD = [
-    *(("float16", *shape) for shape in [(8, 131_072), (131, 16_384), (9, 50_257), (77, 262_144), (0, 1024)]),
+    *(("float16", *shape) for shape in [(20, 131_072), (9, 50_257), (77, 262_144), (0, 1024)]),
     *(("float32", *shape) for shape in [(9, 262_144), (5, 262_145)]),
+]
+# One row, one pack; as many packs as threads, and some more; blocks of a cluster, one of them nearly empty.
+BESIDE = [
+    *(("float16", *shape) for shape in [(1, 8), (1, 1024), (2, 4096), (256, 4104), (131, 16_000), (8, 131_072)]),
+    *(("bfloat16", *shape) for shape in [(64, 896), (255, 128), (7, 65_544), (16, 128_256)]),
+    *(("float32", *shape) for shape in [(33, 36), (100, 10_000), (5, 65_536)]),
 ]
 ANY = [(0, 3), (1, 1), (1, 7), (2, 8), (33, 49), (7, 512), (129, 1000), (40, 1023), (300, 1024), (5, 8192), (3, 16_385)]
 
@@ -105,7 +111,7 @@ def test_tiles(trial, op, dtype, rows, columns):
     """By tiles, even where the rule has another way for so few rows."""
     case = trial(op, "tuned", dtype, "cuda", M=rows, N=columns)
     tuning = case.ctx.op.variants["tuned"].tuning
-    if tuning.rule(case.ctx.case)["way"] == "few":
+    if tuning.rule(case.ctx.case)["way"] == "beside":
         case.ctx.tried = next(plan for plan in legal_plans(tuning, case.ctx.case) if plan["way"] == "tiles")
     assert case.complaint_after_call() is None
     assert case.ctx.kernels[0].name == f"{op}_tuned"
@@ -118,6 +124,15 @@ def test_few_rows_and_long_ones(trial, op, dtype, rows, columns):
     case = trial(op, "tuned", dtype, "cuda", M=rows, N=columns)
     assert case.complaint_after_call() is None
     assert case.ctx.kernels[0].name == f"{op}_rows"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "rows", "columns"), BESIDE)
+@pytest.mark.parametrize("op", OPS)
+def test_few_rows_beside_columns(trial, op, dtype, rows, columns):
+    case = trial(op, "tuned", dtype, "cuda", M=rows, N=columns)
+    assert case.complaint_after_call() is None
+    assert [kernel.name for kernel in case.ctx.kernels] == [f"{op}_beside"]
 
 
 @pytest.mark.gpu
@@ -299,7 +314,7 @@ class FakeKernel:
         return self.resident
 
 
-@pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (8, 8, "rows")])
+@pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (20, 20, "rows")])
 def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue, rows, resident, entry):
     """Where there is room for no cluster, the kernel on tiles would write nothing."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
@@ -320,7 +335,13 @@ def test_tuned_says_what_it_moves(monkeypatch, catalogue, op):
     """Where there is no device, the traffic is that on an H200."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     tuned = catalogue[op].variants["tuned"]
-    for (rows, columns), matrices in {(2**17, 1024): 3, (1000, 131_072): 3, (8, 131_072): 5, (512, 2**18): 5}.items():
+    for (rows, columns), matrices in {
+        (2**17, 1024): 3,
+        (1000, 131_072): 3,
+        (8, 131_072): 3,
+        (20, 131_072): 5,
+        (512, 2**18): 5,
+    }.items():
         assert tuned.traffic({"M": rows, "N": columns}, 2).moved == matrices * rows * columns * 2
 
 

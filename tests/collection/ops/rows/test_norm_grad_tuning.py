@@ -8,7 +8,7 @@ import pytest
 
 from harness.collection.ops.chip import WARP, Chip
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import few_plan, tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import beside_plan, tiles_plan
 from harness.cuda import assuming
 from harness.cuda.assumed import KNOWN
 from harness.model import Case
@@ -44,7 +44,7 @@ def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
             want = NormGradPlan.of(rows, columns, ITEMSIZE[dtype], sums, Chip.current())
             plan = tuning.rule(case)
             assert tuning.obstacle(case, plan) is None, (case.id, plan)
-            if plan["way"] == "few":
+            if plan["way"] == "beside":
                 continue
             assert (plan["way"] == "spread") == (want is None), case.id
             assert want is None or tiles_plan(case, sums, plan) == want, (case.id, plan)
@@ -63,7 +63,7 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 for built in tuning.kernels(case, plan) if tuning.kernels else ():
                     assert built.shared <= gpu.shared, (case.id, plan)
                     assert built.cluster <= (8 if gpu.clusters else 1), (case.id, plan)
-                if plan["way"] in ("spread", "few"):
+                if plan["way"] in ("spread", "beside"):
                     continue
                 made = tiles_plan(case, sums, plan)
                 team, chunk = made.team, 1 if made.singles else 16 // ITEMSIZE[dtype]
@@ -73,38 +73,45 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 last = columns - (team.cluster - 1) * made.piece
                 assert (team.kept - 1) * (team.lanes or team.threads) * chunk < last <= made.piece, (case.id, plan)
                 assert made.teams >= 1
-    assert ways == {"auto", "tiles", "spread", *(("few",) if gpu.clusters else ())}
+    assert ways == {"auto", "tiles", "spread", "beside"}
 
 
 @pytest.mark.parametrize("arch", [rare("sm_80"), "sm_90", rare("sm_120")])
-@pytest.mark.parametrize("op", OPS)
-def test_one_cluster_takes_few_rows_of_packs_and_all_of_them(op: str, arch: str) -> None:
-    gpu, taken = KNOWN[arch], 0
+def test_blocks_beside_each_other_have_all_rows_and_all_columns(arch: str) -> None:
+    gpu, clusters = KNOWN[arch], set()
     with assuming(gpu):
-        for rows, columns, dtype in itertools.product(ROWS, COLUMNS, ITEMSIZE):
-            plan = few_plan(case_of(op, rows, columns, dtype), OPS[op])
+        for rows, columns, dtype, cluster in itertools.product(ROWS, COLUMNS, ITEMSIZE, (1, 2, 4, 8)):
+            plan = beside_plan(case_of("rms_norm_grad", rows, columns, dtype), cluster)
             if plan is None:
                 continue
-            taken += 1
-            assert gpu.clusters
-            assert columns * ITEMSIZE[dtype] % 16 == 0
-            assert plan.threads in range(WARP, 1025, WARP)
-            assert plan.team * 16 >= columns * ITEMSIZE[dtype] > (plan.team - WARP) * 16
-            assert 1 <= plan.cluster <= min(8, rows)
-            assert plan.shared <= gpu.shared
-    assert bool(taken) == gpu.clusters
+            clusters.add(plan.cluster)
+            size = columns * ITEMSIZE[dtype]
+            assert size % 16 == 0
+            assert plan.threads in range(4 * WARP, 16 * WARP + 1, WARP)
+            assert plan.count * plan.threads * cluster * 16 >= size
+            assert (plan.grid - rows * cluster) * plan.wide * 16 >= size
+            assert plan.grid % cluster == 0
+            assert plan.wide in (4, 8, 16, 32)
+    assert clusters == ({1, 2, 4, 8} if gpu.clusters else {1})
 
 
-def test_the_rule_gives_one_cluster_few_rows_alone() -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "want"),
+    [
+        *[(1, 1024, (1, 1, 128, 32)), (64, 896, (1, 1, 128, 4)), (64, 4096, (1, 1, 512, 8))],
+        *[(256, 1024, (1, 1, 512, 4)), (16, 16_384, (4, 1, 512, 32)), (16, 128_256, (8, 4, 512, 32))],
+        *[(64, 50_257, None), (257, 1024, None), (256, 16_384, None), (0, 1024, None)],
+    ],
+)
+def test_the_rule_takes_rows_beside_columns_where_both_are_few(rows, columns, want) -> None:
     tuning = Catalogue()["layer_norm_grad"].variants["tuned"].tuning
-    ways = {}
-    for arch in ("sm_80", "sm_90"):
-        with assuming(KNOWN[arch]):
-            ways[arch] = [
-                tuning.rule(case_of("layer_norm_grad", rows, 768, "bfloat16"))["way"] for rows in (1, 64, 4096)
-            ]
-    assert ways["sm_90"][:2] == ["few", "few"]
-    assert "few" not in (ways["sm_90"][2], *ways["sm_80"])
+    with assuming(KNOWN["sm_90"]):
+        case = case_of("layer_norm_grad", rows, columns, "bfloat16")
+        plan = tuning.rule(case)
+        assert (plan["way"] == "beside") == (want is not None)
+        if want:
+            made = beside_plan(case, plan["cluster"])
+            assert (made.cluster, made.count, made.threads, made.wide) == want
 
 
 def test_few_rows_may_be_taken_by_one_team_in_one_kernel() -> None:

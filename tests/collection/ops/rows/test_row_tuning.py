@@ -41,7 +41,7 @@ def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn |
     if op == "layer_norm" and (turn := InTurn.of(rows, columns, itemsize, chip)):
         return turn
     if vectors:
-        return RowPlan.with_vectors(rows, columns, itemsize, chip, vectors, kept=True)
+        return RowPlan.with_vectors(rows, columns, itemsize, chip, vectors, norm=True)
     return RowPlan.of(rows, columns, itemsize, chip, matrices)
 
 

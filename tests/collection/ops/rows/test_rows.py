@@ -113,7 +113,7 @@ def test_a_lane_has_three_packs_of_one_row_of_halves_that_shares_vectors_if_near
     [(320, 5, 8, 128), (640, 5, 16, 128), (1280, 5, 32, 256), (448, 7, 8, 128), (896, 7, 16, 128), (1792, 7, 32, 256)],
 )
 def test_a_lane_has_many_packs_of_one_row_of_halves_if_all_lanes_have(columns, count, lanes, threads):
-    plan = RowPlan.with_vectors(16384, columns, 2, H200, kept=True)
+    plan = RowPlan.with_vectors(16384, columns, 2, H200, norm=True)
     assert plan == RowPlan(count, lanes, threads)
     assert plan.holds(columns, 2)
     assert RowPlan.with_vectors(16384, columns, 2, H200).count < 5, "vectors are in registers"
@@ -121,16 +121,20 @@ def test_a_lane_has_many_packs_of_one_row_of_halves_if_all_lanes_have(columns, c
 
 @pytest.mark.parametrize("columns", [160, 648, 768, 1920, 2560])
 def test_lanes_have_many_packs_only_if_all_have_the_same_number_and_are_in_one_warp(columns):
-    assert RowPlan.with_vectors(16384, columns, 2, H200, kept=True) == RowPlan.with_vectors(16384, columns, 2, H200)
+    assert RowPlan.with_vectors(16384, columns, 2, H200, norm=True) == RowPlan.with_vectors(16384, columns, 2, H200)
 
 
 def test_two_blocks_share_a_row_of_halves_with_two_vectors_where_only_two_large_ones_would_fit():
-    def clusters(vectors, chip=H200):
-        return [RowPlan.with_vectors(4096, columns, 2, chip, vectors).cluster for columns in (10240, 10248, 16896)]
+    def clusters(vectors, chip=H200, norm=True):
+        sizes = (6656, 8192, 8456, 10240, 10248, 16896)
+        return [RowPlan.with_vectors(4096, columns, 2, chip, vectors, norm=norm).cluster for columns in sizes]
 
-    assert clusters(vectors=2) == [1, 2, 2]
-    assert clusters(vectors=1) == [1, 1, 1]
-    assert clusters(vectors=2, chip=replace(H200, clusters=False)) == [1, 1, 1]
+    assert clusters(vectors=2) == [1, 1, 1, 1, 2, 2]
+    assert clusters(vectors=1) == [1, 2, 1, 1, 1, 1]
+    assert clusters(vectors=1, norm=False) == [1] * 6
+    assert clusters(vectors=2, chip=replace(H200, clusters=False)) == [1] * 6
+    long = RowPlan.with_vectors(4096, 14_336, 2, H200, norm=True)
+    assert (long.count, long.cluster, long.together, long.threads) == (4, 2, 2, 224)
 
 
 @pytest.mark.parametrize(

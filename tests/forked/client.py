@@ -28,9 +28,12 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX)
     if "FORKED_COLD" in os.environ or not can_be_forked(arguments) or not forks(server, folder):
         os.execv(sys.executable, [sys.executable, *arguments])
+    # A signal that comes before the handlers are there waits for them: the forked process may run by then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     ask(server, arguments, files)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     for file in files:
         os.close(file)  # a pipe is to end when the forked process closes it
     end(server.recv(4))

@@ -112,9 +112,22 @@ def test_it_ends_as_a_real_one_does(script, code):
     assert found.stderr.splitlines()[-1:] == wanted.stderr.splitlines()[-1:]
 
 
+WAITS = """
+woken, wakes = os.pipe()
+os.set_blocking(wakes, False)
+signal.set_wakeup_fd(wakes)
+print(os.getpid(), flush=True)
+while True:
+    select.select([woken], [], [])
+"""
+
+
 def waiting(script, code=""):
-    """A process that says its number and waits."""
-    script.write_text(f"import os, signal, sys\n{code}\nprint(os.getpid(), flush=True)\nwhile True: signal.pause()\n")
+    """A process that says its number and waits for a signal.
+
+    A signal wakes it by a pipe. In signal.pause() it would sleep on if the signal came just before.
+    """
+    script.write_text(f"import os, select, signal, sys\n{code}\n{WAITS}\n")
     return subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 

@@ -3,8 +3,8 @@
 // x.
 //
 // Memory bounds the op: x is read and y is written, 2 D. But y needs the statistics of its whole row, so a row that
-// doesn't stay on the chip is read twice, 3 D. gamma and beta are read for every row, from the L1 or the L2. They cost
-// no device memory, but instructions.
+// doesn't stay on the chip is read twice, 3 D. gamma and beta are read for every row, from shared memory, the L1 or the
+// L2. They cost no device memory, but instructions.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and the macros of each kernel.
 //

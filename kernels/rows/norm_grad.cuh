@@ -11,7 +11,7 @@
 //
 // This file has the formulas, the sums of columns, and the kernels that read single elements. norm_grad_tiles.cuh has
 // the kernel that reads dy and x once, ahead of the work; norm_grad_beside.cuh the kernel for few rows, which has no
-// parts; norm_grad_spread.cuh the kernels for few long rows.
+// parts; norm_grad_spread.cuh the kernels for other few rows, and for rows that are too long for the chip.
 //
 // Rows have fewer than 2^31 columns.
 #pragma once

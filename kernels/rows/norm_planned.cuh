@@ -14,7 +14,7 @@ __device__ constexpr unsigned resident() {
   // More threads hide more of the time that loads of gamma and beta take. Where threads keep much, or have single
   // elements besides packs, there are too few registers for so many threads; halves take some more registers on sm_100.
   if (KEPT >= 8 && sizeof(SCALAR) == 2 && __CUDA_ARCH__ >= 1000) return 512;
-  if (LANES > 0 && KEPT > 7 && !(RAGGED || TILE)) return 768;
+  if (LANES > 0 && KEPT >= (__CUDA_ARCH__ >= 1000 ? 7 : 8) && !(RAGGED || TILE)) return 768;
   if (KEPT <= 4 || !(RAGGED || TILE)) return 1024;
   if (KEPT >= 8 && THREADS <= 512) return 512;
   return RESIDENT;

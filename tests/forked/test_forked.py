@@ -119,6 +119,7 @@ signal.set_wakeup_fd(wakes)
 print(os.getpid(), flush=True)
 while True:
     select.select([woken], [], [])
+    os.read(woken, 1)
 """
 
 

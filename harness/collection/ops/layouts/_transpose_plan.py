@@ -21,8 +21,8 @@ _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's share
 # What a tile takes beside its words, as words of a thread, and what a run takes, since both of its ends are parts of
 # sectors that other tiles have the rest of.
 _SETUP, SECTOR_WORDS = 4, 16
-# Bytes of a batch of halves up to which its lines are the first that caches give up: it gains some percent on an H200,
-# a larger one loses one.
+# Bytes of a batch of halves up to which its lines are the first that caches give up. In a trial on an H200, which no
+# committed run has, it gained some percent, and a larger one lost one.
 _STREAMED = 96 * 2**20
 _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at whole sectors of 32 bytes
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh

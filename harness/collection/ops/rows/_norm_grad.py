@@ -62,8 +62,9 @@ def traffic(dy: int, x: int) -> Callable[[Symbols, int], Traffic]:
 def tuned_traffic(sums: int) -> Callable[[Symbols, int], Traffic]:
     """The traffic of `tuned`: it reads dy and x once, but twice where it spreads rows.
 
-    The plan for the current device decides which of these it does; without a device, the plan for an H200. All of the
-    plan's clusters are assumed to run at a time, and tensors to be aligned.
+    The plan for the current device decides which of these it does; without a device, the plan for an H200. Rows beside
+    columns are read twice at the same time, so the second read comes from the L2 and isn't counted. All of the plan's
+    clusters are assumed to run at a time, and tensors to be aligned.
     """
 
     def moved(symbols: Symbols, itemsize: int) -> Traffic:

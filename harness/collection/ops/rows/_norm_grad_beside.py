@@ -8,7 +8,7 @@ from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
 
 BESIDE_ROWS = 256
-"""Up to which blocks beside each other may take rows and columns."""
+"""Up to which blocks beside each other may take rows and columns, and up to which one team may take all rows."""
 _FEW_BYTES = 2**22  # of dy, by the rule: with more, reading dy and x twice takes longer than a second kernel
 _FEWEST_THREADS, _MOST_THREADS = 4 * WARP, 16 * WARP  # of a block
 _AT_ONCE = 2  # rows of a thread that sums columns, whose loads are under way together

@@ -48,10 +48,18 @@ _WITH_VECTORS = {
     2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
 }
 # The same of a norm's halves where there are clusters, by the number of vectors: with two, only two blocks of more than
-# 320 threads would fit on a multiprocessor, so two smaller blocks share a row, or two rows.
+# 320 threads would fit on a multiprocessor, so two smaller blocks share a row, or two rows where registers suffice. A
+# search on an H200, which no committed run has, found the other plans with two rows.
 _HALVES_IN_CLUSTERS = {
     1: ((512, 2, 2, 512), (832, 4, 1, 1024), (1056, 3, 2, 176), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
-    2: ((512, 2, 2, 512), (1280, 4, 1, 1024), (1536, 4, 1, 264), (2112, 4, 2, 264), (math.inf, 8, 1, 256)),
+    2: (
+        (512, 2, 2, 512),
+        (1280, 4, 1, 1024),
+        (1536, 4, 1, 264),
+        (1792, 4, 2, 264),
+        (2112, 4, 1, 264),
+        (math.inf, 8, 1, 256),
+    ),
 }
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
@@ -126,11 +134,9 @@ class RowPlan:
             return plain
         if columns % size:
             return plain._ragged_with_vectors(packs, itemsize)
-        many = cls._many_packs(packs) if norm and itemsize == 2 else None
-        three = _lanes_of_three(packs, vectors) if itemsize == 2 else 0
-        if many or three or packs <= _FEW_WITH_VECTORS:
-            few = cls(_THREE, three, _LANE_BLOCK) if three else cls._lanes_with_vectors(packs, itemsize)
-            return many or few
+        lanes = cls._lanes_with_vectors(packs, itemsize, vectors, norm=norm)
+        if lanes:
+            return lanes
         cuts = _HALVES_IN_CLUSTERS[vectors] if norm and itemsize == 2 and chip.clusters else _WITH_VECTORS[itemsize]
         count, together, most_threads = next(choice for up_to, *choice in cuts if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
@@ -140,8 +146,16 @@ class RowPlan:
         return cls(count, 0, threads, cluster, together=together)
 
     @classmethod
-    def _lanes_with_vectors(cls, packs: int, itemsize: int) -> RowPlan:
-        """The plan for rows of up to _FEW_WITH_VECTORS packs that share vectors."""
+    def _lanes_with_vectors(cls, packs: int, itemsize: int, vectors: int, *, norm: bool) -> RowPlan | None:
+        """The plan by lanes of a warp for rows that share vectors; None for longer rows. norm: as in with_vectors."""
+        many = cls._many_packs(packs) if norm and itemsize == 2 else None
+        if many:
+            return many
+        three = _lanes_of_three(packs, vectors) if itemsize == 2 else 0
+        if three:
+            return cls(_THREE, three, _LANE_BLOCK)
+        if packs > _FEW_WITH_VECTORS:
+            return None
         count = blocks(packs, WARP)
         together = 2 if itemsize == 4 and packs <= _SHORT_FLOATS else _LANE_PACKS // count
         return cls(count, min(WARP, power_of_2_from(packs)), _LANE_BLOCK, together=together)

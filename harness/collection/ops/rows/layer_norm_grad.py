@@ -100,5 +100,5 @@ def fused(ctx: Context) -> Launch:
     tuning=NormGradParameters(sums=2).tuning,
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 3 and 4 of layer_norm_grad.cu."""
+    """Steps 3 to 5 of layer_norm_grad.cu."""
     return grad.tuned(ctx)

@@ -94,5 +94,5 @@ def fused(ctx: Context) -> Launch:
     tuning=NormGradParameters(sums=1).tuning,
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 3 and 4 of layer_norm_grad.cu."""
+    """Steps 3 to 5 of layer_norm_grad.cu."""
     return grad.tuned(ctx)

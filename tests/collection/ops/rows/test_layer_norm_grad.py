@@ -11,6 +11,8 @@ import pytest
 COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
+        (256, 1024),
+        (16, 128_256),
         (2**20, 21),
         (2**20, 49),
         (2**20, 64),

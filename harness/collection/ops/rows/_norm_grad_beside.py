@@ -8,8 +8,10 @@ from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
 
 BESIDE_ROWS = 256
-"""Up to which blocks beside each other may take rows and columns, and up to which one team may take all rows."""
-_FEW_BYTES = 2**22  # of dy, by the rule: with more, reading dy and x twice takes longer than a second kernel
+"""Rows, up to which blocks beside each other may take rows and columns, or one team all rows."""
+# Bytes of dy up to which the rule has them beside each other. In trials on an H200, which no committed run has, all
+# sizes up to here gained; their times rose so fast that larger ones are thought to lose. None was tried.
+_FEW_BYTES = 2**22
 _FEWEST_THREADS, _MOST_THREADS = 4 * WARP, 16 * WARP  # of a block
 _AT_ONCE = 2  # rows of a thread that sums columns, whose loads are under way together
 _MOST_COUNT = 4  # packs of a row that a thread has

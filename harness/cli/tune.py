@@ -16,7 +16,7 @@ from harness import paths
 from harness.cli import completion, options, values
 from harness.cli.group import alone
 from harness.cli.options import Device, MaxTime, Ops, Precision
-from harness.errors import Exit, HarnessError, MachineError, UnwritableError, UsageError, nearest
+from harness.errors import CompileError, Exit, HarnessError, MachineError, UnwritableError, UsageError, nearest
 
 if TYPE_CHECKING:
     from harness.model import Case, Timing, Value
@@ -129,12 +129,12 @@ def _list(wanted: Sequence[ToTune], timing: Timing) -> None:
     from harness.cli.progress import follow
 
     by_op = []
-    failed: UsageError | None = None
+    failed: HarnessError | None = None
     for each in wanted:
         try:
             with follow(open_console(err=True)) as observer:
                 found = tune.listed(each, observer)
-        except UsageError as error:
+        except (CompileError, UsageError) as error:
             if len(wanted) == 1:
                 raise
             typer.echo(f"{each.op}: {error.message}", err=True)
@@ -165,7 +165,7 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
             found = _searched(each.wanted, deadline)
         except UnwritableError:  # no other op's search could go on either
             raise
-        except (MachineError, UsageError) as error:
+        except (CompileError, MachineError, UsageError) as error:
             if len(ahead) == 1:
                 raise
             typer.echo(f"{each.wanted.op}: {error.message}", err=True)

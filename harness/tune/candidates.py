@@ -18,6 +18,7 @@ _REGISTERS = 65_536  # of a multiprocessor, which a block may have at most, on e
 _ALLOCATED = 256  # registers that a warp gets at a time
 _WARP = 32
 _MOST_PLANS = 100_000
+BROKEN = "doesn't compile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def compiled(
     """The candidates of each case; those that the compiler rules out with the reason.
 
     keep: compile the code of the others into the cache, too. step(case, done, total) is called when another one of a
-    case's candidates is compiled.
+    case's candidates is compiled. Raises CompileError if a rule's plan doesn't compile.
     """
     for case, each in found.items():
         for candidate in each:
@@ -163,12 +164,17 @@ def _combinations(tuning: Tuning, case: Case) -> Iterator[tuple[dict[str, Value]
 
 
 def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], compiling: Compiling) -> Candidate:
-    """The candidate with what the compiler says of its kernels."""
+    """The candidate with what the compiler says of its kernels.
+
+    Raises CompileError for the rule's plan, which every other plan is compared with.
+    """
     for file, built in kernels:
         try:
             facts = compiling.facts(file, built)
         except CompileError as error:
-            return replace(candidate, dropped=f"doesn't compile: {brief(str(error.message))}")
+            if candidate.rule:
+                raise
+            return replace(candidate, dropped=f"{BROKEN}: {brief(str(error.message))}")
         candidate = replace(
             candidate,
             registers=max(candidate.registers, facts.registers),

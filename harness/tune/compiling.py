@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from harness import cuda
-from harness.cuda.compile import cubin
+from harness.cuda.compile import compile_verbose, cubin
 from harness.model import KernelFacts
 from harness.ops import Built
 
 _NICE = 10
+_EMPTY = Path(cuda.__file__).with_name("mark.cu")
 _Result = TypeVar("_Result")
 _Key = tuple[Path, str, tuple[tuple[str, str | int], ...]]
 
@@ -25,6 +26,7 @@ class Compiling:
 
     def __init__(self, arch: str) -> None:
         self._arch = arch
+        self._loaded = False
         self._pool = ThreadPoolExecutor(os.cpu_count(), initializer=_give_way)
         self._waits = ThreadPoolExecutor(1)
         self._facts: dict[_Key, Future[KernelFacts]] = {}
@@ -42,7 +44,15 @@ class Compiling:
         return self._waits.submit(work)
 
     def begin(self, file: Path, built: Built) -> None:
-        """Compile a kernel of a file for its facts, unless that has begun."""
+        """Compile a kernel of a file for its facts, unless that has begun.
+
+        Raises CompileError where the compiler can't compile an empty kernel, and MachineError where it is missing.
+        """
+        if not self._loaded:
+            # Compilers load libraries with the first program. In several threads at once that can fail, and would leave
+            # plans out of a search.
+            compile_verbose(_EMPTY, {}, self._arch)
+            self._loaded = True
         key = (file, built.entry, _sorted(built.macros))
         if key not in self._facts:
             self._facts[key] = self._pool.submit(cuda.kernel_facts, file, built.entry, dict(key[2]), self._arch)

@@ -22,7 +22,7 @@ from harness.plans import Entry, PlanTable
 from harness.plans.records import SCHEMA
 from harness.runner import Observer
 from harness.tune import declared
-from harness.tune.candidates import Candidate, compiled, kept
+from harness.tune.candidates import BROKEN, Candidate, compiled, kept
 from harness.tune.compiling import Compiling
 from harness.tune.search import Measure, Ranking, Search, Until
 from harness.units import plural
@@ -97,6 +97,7 @@ class InParts:
             # The next part is compiled beside the first round of this one.
             ready = self._begin(todo[place + 1][0]) if place + 1 < len(todo) else None
             self.facts |= facts
+            self._tell_broken(facts)
             if not self._search(facts, folder, ready):
                 return False
             self.until.observer.note(f"in the table: {len(self.entries)} of {plural(len(cases), 'size')}")
@@ -106,6 +107,14 @@ class InParts:
         self, part: Mapping[Case, Sequence[Candidate]], telling: Callable[[Case, int, int], None] | None = None
     ) -> Future[_Facts]:
         return self.compiling.beside(lambda: compiled(self.op, part, self.compiling, telling, keep=True))
+
+    def _tell_broken(self, facts: _Facts) -> None:
+        """Say which plans don't compile: an author wants to know, and a table made without them may lack the best."""
+        broken = [(case, one) for case, each in facts.items() for one in each if one.dropped.startswith(BROKEN)]
+        for case, one in broken[:1]:
+            also = len(broken) - 1
+            others = f", nor {'does' if also == 1 else 'do'} {plural(also, 'other plan')}" if also else ""
+            self.until.observer.note(f"{case.id}: {one.text} {one.dropped}{others}")
 
     def _in_time(self, ready: Future[_Facts]) -> _Facts | None:
         """The facts of a part. Waits for them; None if the time is over before."""

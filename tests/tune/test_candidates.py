@@ -78,6 +78,27 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
     assert (found[0].registers, found[0].shared) == (64, 25_700)
 
 
+def test_a_rule_whose_plan_does_not_compile_ends_the_search(op: Op) -> None:
+    """A table must not say that another plan is faster than a plan that nobody has timed."""
+    before = op.variants["tuned"]
+    assert before.tuning
+    broken = replace(before.tuning, rule=lambda _: {"threads": 256, "way": "broken"})
+    op.variants["tuned"] = replace(before, tuning=broken)
+    with cuda.assuming(KNOWN["sm_90"]), pytest.raises(CompileError, match="mine.cu doesn't compile"):
+        candidates(op, case_of())
+
+
+def test_the_first_program_is_compiled_before_there_are_threads(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler loads with its first program may not be safe in several threads."""
+    order: list[str] = []
+    facts = cuda.kernel_facts
+    monkeypatch.setattr(compiling_module, "compile_verbose", lambda file, *_: order.append(file.name))
+    monkeypatch.setattr(cuda, "kernel_facts", lambda *asked: order.append("facts") or facts(*asked))
+    with cuda.assuming(KNOWN["sm_90"]):
+        candidates(op, case_of())
+    assert order == ["mark.cu"] + 4 * ["facts"]
+
+
 def test_the_rules_plan_is_timed_even_if_it_spills(op: Op) -> None:
     rule: dict[str, Value] = {"threads": 256, "way": "spills"}
     tuning = op.variants["tuned"].tuning

@@ -180,6 +180,23 @@ def test_the_next_part_is_compiled_beside_the_first_round_alone(monkeypatch: pyt
     assert told[:3] == ["part-0/round-0", "compiled", "part-0/round-1"]
 
 
+def test_plans_that_do_not_compile_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_part(_op: object, found: dict[Case, Any], *_: Any, **__: Any) -> dict[Case, Any]:
+        why = {1: "doesn't compile: mine.cu", 2: "doesn't compile: mine.cu", 3: "spills: 8 bytes"}
+        return {
+            case: [replace(each, dropped=why.get(place, "") if case == CASES[1] else "") for place, each in enumerate(of)]
+            for case, of in found.items()
+        }
+
+    monkeypatch.setattr(parts_module, "compiled", of_part)
+    op, watch = Catalogue([TUNABLE])["chunked"], Silent()
+    with Compiling("") as compiling:
+        search = InParts(WANTED, op, paths.cache() / "tune", Until(watch), compiling, Machine())
+        assert search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
+    told = [note for note in watch.notes if "compile" in note]
+    assert told == [f"{CASES[1].id}: rows1.waywrong doesn't compile: mine.cu, nor does 1 other plan"]
+
+
 def test_when_the_time_is_over_while_kernels_are_compiled_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(parts_module, "compiled", lambda *_, **__: ended.wait())

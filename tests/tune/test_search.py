@@ -158,6 +158,17 @@ def test_where_the_rule_is_wrong_the_fastest_of_the_others_is_taken() -> None:
     assert [t.plan["n"] for t in search(Machine(), (-1, 2, 3), rule=-1)[CASES[0]].timed] == [2, 3]
 
 
+def test_a_rule_that_fails_once_is_measured_again_so_no_other_plan_wins_without_a_comparison() -> None:
+    machine = Machine(again={-1.0: 1.5})
+    ranking = search(machine, (-1, 2, -3), rule=-1)[CASES[0]]
+    assert [(t.plan["n"], t.time, t.rule) for t in ranking.timed] == [(-1, 1.5, True), (2, 2, False)]
+    assert dict(ranking.failed) == {"n-3": "wrong: y is off"}
+    assert [*zip(machine.folders, map(plans_of, machine.rounds), strict=True)] == [
+        ("round-0", [-1, 2, -3]),
+        ("round-0-again", [-1]),
+    ]
+
+
 def test_a_case_with_few_plans_begins_when_the_others_have_as_few_left() -> None:
     machine = Machine()
     many, few = ([Candidate({"n": number}, rule=number == 1) for number in range(1, last)] for last in (28, 4))

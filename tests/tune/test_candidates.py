@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_a_rule_whose_plan_does_not_compile_ends_the_search(op: Op) -> None:
     assert before.tuning
     broken = replace(before.tuning, rule=lambda _: {"threads": 256, "way": "broken"})
     op.variants["tuned"] = replace(before, tuning=broken)
-    with cuda.assuming(KNOWN["sm_90"]), pytest.raises(CompileError, match="mine.cu doesn't compile"):
+    with cuda.assuming(KNOWN["sm_90"]), pytest.raises(CompileError, match=r"mine\.cu doesn't compile"):
         candidates(op, case_of())
 
 
@@ -92,8 +93,13 @@ def test_the_first_program_is_compiled_before_there_are_threads(op: Op, monkeypa
     """What a compiler loads with its first program may not be safe in several threads."""
     order: list[str] = []
     facts = cuda.kernel_facts
+
+    def kernel_facts(*asked: Any) -> KernelFacts:
+        order.append("facts")
+        return facts(*asked)
+
     monkeypatch.setattr(compiling_module, "compile_verbose", lambda file, *_: order.append(file.name))
-    monkeypatch.setattr(cuda, "kernel_facts", lambda *asked: order.append("facts") or facts(*asked))
+    monkeypatch.setattr(cuda, "kernel_facts", kernel_facts)
     with cuda.assuming(KNOWN["sm_90"]):
         candidates(op, case_of())
     assert order == ["mark.cu"] + 4 * ["facts"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 
     Raises UsageError if the op or the variant isn't known, or has no plans.
     """
+    _compile_anew()
     op = _op(wanted)
     with _compiling(wanted) as compiling:
         found = compiled(op, _legal(op, wanted), compiling, _telling(wanted, observer))
@@ -110,6 +112,15 @@ def _taken(op: Op, case: Case) -> Plan | None:
 
 def _legal(op: Op, wanted: ToTune) -> dict[Case, list[Candidate]]:
     return {case: legal(op, case) for case in wanted.cases}
+
+
+def _compile_anew() -> None:
+    """Keep the compiler from the driver's cache, where a run before may have left a kernel.
+
+    From there NVRTC (since CUDA 12.9) gives a kernel without the log that tells its registers, so no plan that was ever
+    used could be searched. The driver asks for the variable when it starts, so this comes before anything else.
+    """
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
 
 
 def _compiling(wanted: ToTune) -> Compiling:
@@ -149,6 +160,7 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     nothing can be measured, and UnwritableError where nothing can be kept: before anything is timed, or where the disk
     becomes full.
     """
+    _compile_anew()
     until = Until(observer, time.monotonic() + wanted.seconds)
     if problem := kept_files.obstacle(_ROOM, *(() if wanted.output else (plans.FOLDER,))):
         raise UnwritableError(

@@ -251,6 +251,18 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     assert sum(plan["rule"] for plan in entry["timed"]) <= 1
 
 
+@pytest.mark.gpu
+def test_the_plan_of_an_earlier_run_is_searched(harness: Harness, tmp_path: Path) -> None:
+    """The driver keeps the kernel of the run, and would give it without what the compiler says of its registers."""
+    run = ["run", "models", "--only=rms_norm/tuned/*/M64-N7168", "--variants=tuned", "--max-time=0.02"]
+    asked = ["tune", "rms_norm", "--sizes=M=64,N=7168", "--dtype=bfloat16", "--dry-run"]
+    ran = harness(*run, f"--output={tmp_path / 'run'}", HARNESS_CACHE=str(tmp_path / "first"))
+    assert ran.returncode == 0, ran.stderr
+    listed = harness(*asked, HARNESS_CACHE=str(tmp_path / "second"))
+    assert listed.returncode == 0, listed.stderr
+    assert "by the rule" in listed.stdout
+
+
 @one_test(
     ("arguments", "words"),
     [

@@ -51,7 +51,7 @@ _WITH_VECTORS = {
 # 320 threads would fit on a multiprocessor, so two smaller blocks share a row, or two rows where registers suffice. A
 # search on an H200, which no committed run has, found the other plans with two rows.
 _HALVES_IN_CLUSTERS = {
-    1: ((512, 2, 2, 512), (832, 4, 1, 1024), (1056, 3, 2, 176), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
+    1: ((512, 2, 2, 512), (832, 4, 1, 1024), (1056, 2, 2, 224), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
     2: (
         (512, 2, 2, 512),
         (1280, 4, 1, 1024),
@@ -138,7 +138,11 @@ class RowPlan:
         if lanes:
             return lanes
         cuts = _HALVES_IN_CLUSTERS[vectors] if norm and itemsize == 2 and chip.clusters else _WITH_VECTORS[itemsize]
-        count, together, most_threads = next(choice for up_to, *choice in cuts if packs <= up_to)
+        # Where each row can have a multiprocessor, two rows together would leave half of the chip idle.
+        most_together = 2 if rows > chip.multiprocessors else 1
+        count, together, most_threads = next(
+            choice for up_to, *choice in cuts if packs <= up_to and choice[1] <= most_together
+        )
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if chip.clusters else 1):
             return plain

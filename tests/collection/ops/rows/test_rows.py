@@ -130,11 +130,18 @@ def test_two_blocks_share_a_row_of_halves_with_two_vectors_where_only_two_large_
         return [RowPlan.with_vectors(4096, columns, 2, chip, vectors, norm=norm).cluster for columns in sizes]
 
     assert clusters(vectors=2) == [1, 1, 1, 1, 2, 2]
-    assert clusters(vectors=1) == [1, 2, 1, 1, 1, 1]
+    assert clusters(vectors=1) == [1, 4, 1, 1, 1, 1]
     assert clusters(vectors=1, norm=False) == [1] * 6
     assert clusters(vectors=2, chip=replace(H200, clusters=False)) == [1] * 6
     long = RowPlan.with_vectors(4096, 14_336, 2, H200, norm=True)
     assert (long.count, long.cluster, long.together, long.threads) == (4, 2, 2, 224)
+
+
+@pytest.mark.parametrize(("vectors", "columns", "cluster"), [(1, 7168, 1), (1, 8192, 1), (2, 14_336, 2)])
+def test_two_rows_are_together_only_where_there_are_more_rows_than_multiprocessors(vectors, columns, cluster):
+    few, many = (RowPlan.with_vectors(rows, columns, 2, H200, vectors, norm=True) for rows in (64, 133))
+    assert (few.together, few.cluster) == (1, cluster)
+    assert many.together == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@
 //
 // Macros: SCALAR (__half, __nv_bfloat16), TOKENS, DIM (32, 64), HAS_BIAS, HAS_MASK (0, 1); of step 2, STAGES (1, 2) and
 // RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone. HEAD: size of a head, DIM unless
-// told, else an even number below it: then zeros fill rows to DIM elements in shared memory. PACKED: 0 where tensors
+// told, else an even number below it: then zeros fill rows to DIM elements in shared memory. SHARERS: warps of a strip of
+// 16 queries in step 2, 1 unless told, or 2 with more than 64 tokens and HEAD = DIM. PACKED: 0 where tensors
 // are (windows, heads, TOKENS, HEAD), which is so unless told; else the number of heads. Then dout is (windows, TOKENS,
 // heads, HEAD), and q, k and v are one tensor, qkv (windows, TOKENS, 3, heads, HEAD), which is given in place of each
 // of them; so are their gradients. That is what the products before and after attention have. A row of 32 or 64
@@ -71,7 +72,7 @@ struct SquareInMemory {
   T* ds;
   __device__ __forceinline__ void add(const Strip& strip) const {
 #pragma unroll
-    for (unsigned i = 0; i < 4 * TILES; ++i) {
+    for (unsigned i = 0; i < 4 * OWN_TILES; ++i) {
       const unsigned row = first_row() + i % 4 / 2 * 8, column = first_column(i / 4) + i % 2;
       if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / BEFORE);
     }
@@ -138,9 +139,11 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
 //    - bias + mask stays in registers, times log2(e), and costs one FMA an element that the scaling needs anyway.
 //      Windows with the same mask follow each other, so a new one is rarely loaded.
 //    With more than 64 tokens neither fits into registers: the sums lie in shared memory, where each thread has its own
-//    places, and bias and mask are read from the L2 for each window.
+//    places, and bias and mask are read from the L2 for each window. Then shared memory has room for one block alone. With
+//    SHARERS = 2 this block has twice the warps: two warps share a strip, each by half of the keys and of a result's
+//    columns, and exchange what a softmax needs of all keys.
 
-constexpr unsigned FRAGMENTS = TILES * THREADS;  // groups of four elements of dS, one for each tile and thread
+constexpr unsigned FRAGMENTS = OWN_TILES * THREADS;  // groups of four elements of dS, one for each tile and thread
 
 // What a block keeps from window to window. Short: in registers.
 template <bool Short>
@@ -149,12 +152,12 @@ struct Kept {
   Strip sums;
   __device__ __forceinline__ explicit Kept(char*) {
 #pragma unroll
-    for (unsigned i = 0; i < 4 * TILES; ++i) sums[i / 4][i % 4] = 0.0f;
+    for (unsigned i = 0; i < 4 * OWN_TILES; ++i) sums[i / 4][i % 4] = 0.0f;
   }
   __device__ __forceinline__ void load(const AddedFromMemory& from) { added.load(from); }
   __device__ __forceinline__ void add(const Strip& strip) {
 #pragma unroll
-    for (unsigned i = 0; i < 4 * TILES; ++i) {
+    for (unsigned i = 0; i < 4 * OWN_TILES; ++i) {
       if (HAS_BIAS && exists(i / 4, i)) sums[i / 4][i % 4] += strip[i / 4][i % 4];
     }
   }
@@ -168,14 +171,14 @@ struct Kept<false> {
   float4* sums;
   __device__ __forceinline__ explicit Kept(char* room) : sums(reinterpret_cast<float4*>(room) + threadIdx.x) {
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
+    for (unsigned tile = 0; tile < OWN_TILES; ++tile) {
       if (HAS_BIAS) sums[tile * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
   __device__ __forceinline__ void load(const AddedFromMemory& from) { added = from; }
   __device__ __forceinline__ void add(const Strip& strip) {
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES && HAS_BIAS; ++tile) {
+    for (unsigned tile = 0; tile < OWN_TILES && HAS_BIAS; ++tile) {
       float4 sum = sums[tile * THREADS];
       sum.x += strip[tile][0], sum.y += strip[tile][1], sum.z += strip[tile][2], sum.w += strip[tile][3];
       sums[tile * THREADS] = sum;
@@ -247,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   if (HAS_BIAS) {
     float4* to = partial + static_cast<size_t>(blockIdx.x) * FRAGMENTS + threadIdx.x;
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) to[tile * THREADS] = kept.sum(tile);
+    for (unsigned tile = 0; tile < OWN_TILES; ++tile) to[tile * THREADS] = kept.sum(tile);
   }
 }
 
@@ -277,8 +280,9 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
   }
   const unsigned group = blockIdx.x * WARP + threadIdx.x / 4, head = group / FRAGMENTS, place = group % FRAGMENTS;
   const unsigned tile = place / THREADS, thread = place % THREADS;
-  const unsigned row = thread / WARP * 16 + thread % WARP / 4 + threadIdx.x % 4 / 2 * 8;
-  const unsigned column = tile * 8 + thread % 4 * 2 + threadIdx.x % 2;
+  const unsigned part = SHARERS == 1 ? 0 : thread / WARP / STRIPS;
+  const unsigned row = (thread / WARP - part * STRIPS) * 16 + thread % WARP / 4 + threadIdx.x % 4 / 2 * 8;
+  const unsigned column = (part * OWN_TILES + tile) * 8 + thread % 4 * 2 + threadIdx.x % 2;
   if (row < TOKENS && column < TOKENS) {
     dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / BEFORE);
   }

@@ -26,17 +26,21 @@ constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 // registers.
 constexpr bool SHORT = TOKENS <= 64;
 
-// What a lane has of a strip (16 queries by all keys): four elements of each tile.
-using Strip = float[TILES][4];
+// What a lane has of a strip (16 queries by the warp's keys): four elements of each tile. The warp's keys are all keys, or
+// one half of them where two warps share a strip.
+using Strip = float[OWN_TILES][4];
 
 // The query, and the first of two keys, of a lane's elements. Element e belongs to query first_row() + e / 2 * 8 and to
 // key first_column(tile) + e % 2.
-__device__ __forceinline__ unsigned first_row() { return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4; }
-__device__ __forceinline__ unsigned first_column(unsigned tile) { return tile * 8 + threadIdx.x % 4 * 2; }
+__device__ __forceinline__ unsigned first_row() { return own_strip() * 16 + threadIdx.x % WARP / 4; }
+__device__ __forceinline__ unsigned first_column(unsigned tile) {
+  return (own_part() * OWN_TILES + tile) * 8 + threadIdx.x % 4 * 2;
+}
 
 // Whether element e of this tile belongs to a key in at least one lane. If not, all lanes skip it: the last tile of an
-// odd number of tokens may have one key, which is element 0 or 2 of the first lane of a quad.
-__device__ constexpr bool exists(unsigned tile, unsigned e) { return tile * 8 + e % 2 < TOKENS; }
+// odd number of tokens may have one key, which is element 0 or 2 of the first lane of a quad. Where two warps share a
+// strip, a tile is another one in each of them, so nothing is skipped: the probability of a key that doesn't exist is 0.
+__device__ constexpr bool exists(unsigned tile, unsigned e) { return SHARERS > 1 || tile * 8 + e % 2 < TOKENS; }
 
 // ---- What is added to the scores: bias, mask, and -inf for keys that don't exist.
 
@@ -88,10 +92,10 @@ struct AddedFromMemory {
   }
 };
 struct AddedInRegisters {
-  float2 kept[TILES][2];
+  float2 kept[OWN_TILES][2];
   __device__ __forceinline__ void load(const AddedFromMemory& from) {
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
+    for (unsigned tile = 0; tile < OWN_TILES; ++tile) {
 #pragma unroll
       for (unsigned half = 0; half < 2; ++half) kept[tile][half] = from.at(tile, half);
     }
@@ -111,6 +115,29 @@ __device__ __forceinline__ float sum_of_quad(float value) {
   return value + __shfl_xor_sync(ALL_LANES, value, 2);
 }
 
+// N numbers of each of a lane's two queries, from the other warp of the strip. place: 256 bytes of shared memory of the
+// strip, which no other exchange has used since the last barrier of the block.
+template <unsigned N>
+__device__ __forceinline__ void exchange(unsigned place, const float (&own)[N][2], float (&others)[N][2]) {
+  const unsigned lane = threadIdx.x % WARP, at = place + lane / 4 * N * 4, part = own_part() * 128;
+  if (lane % 4 == 0) {
+#pragma unroll
+    for (unsigned i = 0; i < 2 * N; ++i) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + part + (i / N * 8 * N + i % N) * 4), "f"(own[i % N][i / N])
+                   : "memory");
+    }
+  }
+  // A barrier of two warps; barrier 0 is the block's.
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + own_strip()), "r"(2 * WARP) : "memory");
+#pragma unroll
+  for (unsigned i = 0; i < 2 * N; ++i) {
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(others[i % N][i / N])
+                 : "r"(at + (part ^ 128) + (i / N * 8 * N + i % N) * 4)
+                 : "memory");
+  }
+}
+
 // One instruction each, without a branch, so the compiler may mix the work of a lane's two queries. one_over is for
 // the sum of a query's powers of 2, whose largest is 1: so the sum is at least 1, or NaN.
 __device__ __forceinline__ float power_of_2(float exponent) {
@@ -124,14 +151,33 @@ __device__ __forceinline__ float one_over(float x) {
   return inverse;
 }
 
+// What a lane's powers of 2 are multiplied by: one over the sum of all powers of their query. largest, sum: of the warp's
+// keys. The two warps of a strip have powers of another largest score each.
+__device__ __forceinline__ void to_inverses(float (&inverse)[2], const float (&largest)[2], const float (&sum)[2],
+                                            unsigned place) {
+  if constexpr (SHARERS == 1) {
+    inverse[0] = one_over(sum[0]), inverse[1] = one_over(sum[1]);
+    return;
+  }
+  float others[2][2];
+  exchange<2>(place, {{largest[0], largest[1]}, {sum[0], sum[1]}}, others);
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    const float all = fmaxf(largest[half], others[0][half]);
+    const float own = power_of_2((largest[half] - all) * (LOG2_E / UNIT));
+    const float other = power_of_2((others[0][half] - all) * (LOG2_E / UNIT));
+    inverse[half] = own * one_over(fmaf(others[1][half], other, sum[half] * own));
+  }
+}
+
 // Replaces the scores s = q k^T of a strip by the probabilities softmax(s / sqrt(HEAD) + what is added). A query whose
-// scores are all -inf gets NaN, as in torch. A key that doesn't exist gets 0.
+// scores are all -inf gets NaN, as in torch. A key that doesn't exist gets 0. place: for an exchange.
 template <typename Added>
-__device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
-  float largest[2], sum[2], inverse[2];  // of each half
+__device__ __forceinline__ void to_probabilities(Strip& s, const Added& added, unsigned place) {
+  float largest[2], base[2], sum[2], inverse[2];  // of each half
   // Scaled scores, and the largest score of each query.
 #pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
+  for (unsigned tile = 0; tile < OWN_TILES; ++tile) {
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       const float2 more = added.at(tile, half);
@@ -142,23 +188,29 @@ __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
       largest[half] = tile == 0 ? larger : fmaxf(largest[half], larger);
     }
   }
-  largest[0] = largest_of_quad(largest[0]), largest[1] = largest_of_quad(largest[1]);
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    largest[half] = largest_of_quad(largest[half]);
+    // Keys without weight in this warp alone don't make NaN of their query.
+    base[half] = SHARERS > 1 && largest[half] == MINUS_INFINITY ? 0.0f : largest[half];
+  }
   // Powers, and their sums.
 #pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
+  for (unsigned tile = 0; tile < OWN_TILES; ++tile) {
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = power_of_2((first - largest[half]) * (LOG2_E / UNIT));
-      second = exists(tile, 1) ? power_of_2((second - largest[half]) * (LOG2_E / UNIT)) : 0.0f;
+      first = power_of_2((first - base[half]) * (LOG2_E / UNIT));
+      second = exists(tile, 1) ? power_of_2((second - base[half]) * (LOG2_E / UNIT)) : 0.0f;
       const float both = exists(tile, 1) ? first + second : first;
       sum[half] = tile == 0 ? both : sum[half] + both;
     }
   }
-  inverse[0] = one_over(sum_of_quad(sum[0])), inverse[1] = one_over(sum_of_quad(sum[1]));
+  sum[0] = sum_of_quad(sum[0]), sum[1] = sum_of_quad(sum[1]);
+  to_inverses(inverse, largest, sum, place);
   // Powers divided by their sums.
 #pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
+  for (unsigned tile = 0; tile < OWN_TILES; ++tile) {
 #pragma unroll
     for (unsigned e = 0; e < 4; ++e) {
       if (exists(tile, e)) s[tile][e] *= inverse[e / 2];
@@ -173,7 +225,9 @@ struct FromRegisters {
   const Strip& p;
   __device__ __forceinline__ void get(float (&two)[2][4], unsigned pair) const {
 #pragma unroll
-    for (unsigned i = 0; i < 8; ++i) two[i / 4][i % 4] = 2 * pair + i / 4 < TILES ? p[2 * pair + i / 4][i % 4] : 0.0f;
+    for (unsigned i = 0; i < 8; ++i) {
+      two[i / 4][i % 4] = 2 * pair + i / 4 < OWN_TILES ? p[2 * pair + i / 4][i % 4] : 0.0f;
+    }
   }
 };
 struct FromSquare {
@@ -193,29 +247,36 @@ struct FromSquare {
 constexpr float BEFORE = is_bfloat16(T{}) ? SCALE : 1.0f, AFTER = is_bfloat16(T{}) ? 1.0f : SCALE;
 
 // Replaces dP of a strip by dS * BEFORE, where dS = P * (dP - delta) is the gradient of the scaled scores, and delta
-// is a query's sum of P * dP over its keys.
+// is a query's sum of P * dP over its keys. place: for an exchange.
 template <typename Probabilities>
-__device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities) {
+__device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities, unsigned place) {
+  constexpr unsigned PAIRS = (OWN_TILES + 1) / 2;
   float delta[2] = {};  // of each half
 #pragma unroll
-  for (unsigned pair = 0; pair < STRIPS; ++pair) {
+  for (unsigned pair = 0; pair < PAIRS; ++pair) {
     float p[2][4];
     probabilities.get(p, pair);
 #pragma unroll
-    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
+    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < OWN_TILES; ++tile) {
 #pragma unroll
       for (unsigned e = 0; e < 4; ++e) {
         if (exists(tile, e)) delta[e / 2] = fmaf(p[tile % 2][e], dp[tile][e], delta[e / 2]);
       }
     }
   }
-  delta[0] = BEFORE * sum_of_quad(delta[0]), delta[1] = BEFORE * sum_of_quad(delta[1]);
+  delta[0] = sum_of_quad(delta[0]), delta[1] = sum_of_quad(delta[1]);
+  if constexpr (SHARERS > 1) {
+    float others[1][2];
+    exchange<1>(place, {{delta[0], delta[1]}}, others);
+    delta[0] += others[0][0], delta[1] += others[0][1];
+  }
+  delta[0] *= BEFORE, delta[1] *= BEFORE;
 #pragma unroll
-  for (unsigned pair = 0; pair < STRIPS; ++pair) {
+  for (unsigned pair = 0; pair < PAIRS; ++pair) {
     float p[2][4];
     probabilities.get(p, pair);
 #pragma unroll
-    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
+    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < OWN_TILES; ++tile) {
 #pragma unroll
       for (unsigned e = 0; e < 4; ++e) {
         dp[tile][e] = exists(tile, e) ? p[tile % 2][e] * fmaf(dp[tile][e], BEFORE, -delta[e / 2]) : 0.0f;

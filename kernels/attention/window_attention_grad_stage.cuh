@@ -18,9 +18,13 @@ using T = SCALAR;
 #ifndef HEAD
 #define HEAD DIM
 #endif
+#ifndef SHARERS
+#define SHARERS 1
+#endif
 
 static_assert(DIM == 32 || DIM == 64, "steps of 32 columns are loaded at a time");
 static_assert(HEAD <= DIM && HEAD % 2 == 0, "rows are words, and zeros fill them");
+static_assert(SHARERS == 1 || (SHARERS == 2 && TOKENS > 64 && HEAD == DIM), "halves are of whole tiles and chunks");
 
 // HEAD to the power -1/2, by Newton's method.
 __device__ constexpr double inverse_root(double n, double found = 0.125, int steps = 40) {
@@ -30,10 +34,12 @@ constexpr float SCALE = static_cast<float>(inverse_root(HEAD));
 
 constexpr unsigned CHUNK = 8;                                // elements
 constexpr unsigned CHUNKS = DIM / CHUNK;                     // of a row
-constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; a warp has one
+constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; SHARERS warps have one
 constexpr unsigned TILES = (TOKENS + 7) / 8;                 // of 8 columns
 constexpr unsigned ROWS = 16 * STRIPS;                       // rows past TOKENS are zeros
-constexpr unsigned THREADS = STRIPS * WARP;
+constexpr unsigned THREADS = STRIPS * SHARERS * WARP;
+// What one of the SHARERS warps of a strip has: tiles of scores, and chunks of a row of a result.
+constexpr unsigned OWN_TILES = SHARERS == 1 ? TILES : STRIPS, OWN_CHUNKS = CHUNKS / SHARERS;
 constexpr unsigned PITCH = (CHUNKS + 1) * PACK_BYTES;        // from row to row of a tensor
 constexpr unsigned TENSOR_BYTES = ROWS * PITCH;
 constexpr unsigned SQUARE_PITCH = (2 * STRIPS + 1) * PACK_BYTES;  // from row to row of P or dS
@@ -57,6 +63,12 @@ __device__ __forceinline__ Offsets offsets_of(long long item, unsigned window, u
   if constexpr (PACKED == 0) return {item * WINDOW, item * WINDOW};
   return {1ll * window * (TOKENS * OUT_ROW) + head * HEAD, 1ll * window * (TOKENS * QKV_ROW) + head * HEAD};
 }
+
+// The warp's strip, and which of the strip's sharers the warp is.
+__device__ __forceinline__ unsigned own_strip() {
+  return SHARERS == 1 ? threadIdx.x / WARP : threadIdx.x / WARP % STRIPS;
+}
+__device__ __forceinline__ unsigned own_part() { return SHARERS == 1 ? 0 : threadIdx.x / WARP / STRIPS; }
 
 // The tensors of a stage, in this order.
 enum Staged : unsigned { DOUT, Q, K, V, TENSORS };
@@ -210,13 +222,14 @@ __device__ __forceinline__ void write_words(unsigned room, T* to, unsigned strip
   }
 }
 
-// Writes a strip (16 x DIM) of float32 sums, times `factor`, as rows 16 * strip and on of the window and head at `to`.
-// It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
-__device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
+// Writes the warp's chunks of a strip (16 x DIM) of float32 sums, times `factor`, as rows 16 * strip and on of the window
+// and head at `to`. They go through `room` (16 rows of the strip's own), so that stores have 16 bytes a lane.
+__device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[OWN_CHUNKS][4],
                                             float factor, bool aligned) {
   const unsigned lane = threadIdx.x % WARP;
+  room += own_part() * OWN_CHUNKS * PACK_BYTES, to += own_part() * OWN_CHUNKS * CHUNK;
 #pragma unroll
-  for (unsigned n = 0; n < CHUNKS; n += 2) {
+  for (unsigned n = 0; n < OWN_CHUNKS; n += 2) {
     unsigned words[4];
 #pragma unroll
     for (unsigned m = 0; m < 4; ++m) {
@@ -231,19 +244,21 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
     __syncwarp();
     return;
   }
-  const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
+  constexpr unsigned OWN_STEP = WARP / OWN_CHUNKS;  // rows of which the lanes have all of the warp's chunks
+  const unsigned row = SHARERS == 1 ? row_of(lane) : lane / OWN_CHUNKS, chunk = lane % OWN_CHUNKS;
+  const unsigned token = 16 * strip + row;
   const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
   T* own = to + token * QKV_ROW + chunk * CHUNK;
   if (aligned) {
 #pragma unroll
-    for (unsigned first = 0; first < 16; first += WARP_STEP) {
+    for (unsigned first = 0; first < 16; first += OWN_STEP) {
       if (token + first < TOKENS && (HEAD == DIM || chunk * CHUNK < HEAD)) {
         store_whole(own + first * QKV_ROW, load_chunk(from + first * PITCH));
       }
     }
   } else {
 #pragma unroll
-    for (unsigned first = 0; first < 16; first += WARP_STEP) {
+    for (unsigned first = 0; first < 16; first += OWN_STEP) {
       const uint4 raw = load_chunk(from + first * PITCH);
       if (token + first < TOKENS) {
         const unsigned count = HEAD == DIM ? CHUNK : filled<T>(HEAD, chunk * CHUNK);

@@ -40,6 +40,7 @@ INSTRUCTIONS = {
     "st.shared.b16": "store_shared",
     "st.shared.v4.b32": "store_four_shared",
     "ld.shared.b32": "load_shared",
+    "ld.shared.f32": "load_shared",
     "ld.shared.v4": "load_shared",
     "cvt.pack.sat.s8.s32.b32": "pack_bytes",
     "prmt.b32 %0, %1, 0, 0xbb99": "spread_signs",

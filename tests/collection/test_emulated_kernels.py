@@ -149,6 +149,19 @@ def test_gradients_of_the_smallest_numbers_keep_their_places(catalogue, gpu, ext
     assert complaint(gpu, catalogue[case.op], case, change=change) is None
 
 
+@pytest.mark.slow  # on a GPU test_window_attention_grad.py has it
+@pytest.mark.parametrize("sharers", [1, 2])
+def test_gradients_of_queries_whose_keys_one_of_two_warps_has(catalogue, gpu, sharers):
+    def change(inputs):
+        inputs.mask[:, 0, :40], inputs.mask[:, 1, 40:], inputs.mask[0, 2] = -math.inf, -math.inf, -math.inf
+        inputs.bias[0, 7, 3], inputs.bias[0, 9, :40], inputs.q[0, 0, 5] = math.inf, -60_000, 300
+
+    values = WINDOWS | {"W": 4, "H": 2, "T": 80, "D": 32, "G": 2}
+    case = case_of(catalogue["window_attention_grad"], "tuned", "float16", values)
+    for gpu.order in (1, 2):
+        assert complaint(gpu, catalogue[case.op], case, plan={"sharers": sharers}, change=change) is None
+
+
 @pytest.mark.slow  # on a GPU test_window_attention.py has it
 @pytest.mark.parametrize(("tokens", "size"), [(49, 30), (17, 32)])
 def test_a_window_that_is_not_a_number_leaves_nothing_behind(catalogue, gpu, tokens, size):

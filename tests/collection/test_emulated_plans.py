@@ -42,6 +42,13 @@ CASES = [
             {"tables": 0, "teams": 1, "parts": 2, "stay": 0},
         ],
     ),
+    rare(
+        "window_attention_grad",
+        "float16",
+        {"W": 6, "H": 2, "T": 81, "D": 32, "G": 3, "mask": "shift"},
+        [{"sharers": 2}],
+    ),
+    rare("window_attention_grad", "bfloat16", {"W": 3, "H": 1, "T": 144, "D": 64, "G": 1}, [{"sharers": 2}]),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"way": "stages", "kept": 2, "resident": 1}]),
 ]
 

@@ -14,13 +14,24 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention_grad as grad
 from harness.collection.ops.attention._window_attention import flex_obstacle
-from harness.collection.ops.chip import RESERVED, WARP, Chip
-from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.attention._window_attention_grad_plan import (
+    FILE,
+    STRIP,
+    TUNING,
+    dim_of,
+    macros_of,
+    macros_of_plan,
+    obstacle,
+    plan_of,
+    shared_bytes,
+)
+from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.elementwise import ANY, aligned, blocks
 from harness.collection.ops.rows import softmax_grad
 from harness.model import Case
 from harness.ops import Compile, Context, Launch, Op, Tensors, compiled, compiled_variants
@@ -28,20 +39,7 @@ from harness.ops import Compile, Context, Launch, Op, Tensors, compiled, compile
 if TYPE_CHECKING:
     import torch
 
-_FILE = "window_attention_grad.cu"
-# As in window_attention_grad.cu and in the files that it includes: window_attention_grad_{stage,softmax,strips}.cuh.
-_STRIP = 16  # rows of a warp
-_TILE = 8  # columns
-_CHUNK = 8  # elements of 16 bytes
-_SHORT = 64  # tokens, up to which P and dS have room at the same time, and sums lie in registers
-_STAGED = 4  # tensors of a window and head
 _SUM_BLOCK = 512  # threads
-
-_LONGEST = 144  # tokens: a strip of S and one of dP fit into the registers of a thread
-_DIMS = (32, 64)  # sizes of rows in shared memory, which zeros fill
-_RESIDENT_WARPS = {32: 12, 64: 8}  # of a multiprocessor, by the size of a row: their registers fit
-_WAVES = 4  # of blocks at most
-_LIMIT = 2**31  # windows and heads that kernels count in 32 bits
 
 OP = Op(
     "window_attention_grad",
@@ -247,76 +245,6 @@ def unfused(ctx: Context) -> Launch:
     return launch
 
 
-def _not_ours(case: Case) -> str | None:
-    s = case.symbols
-    if s["D"] % 2 or not 0 < s["D"] <= _DIMS[-1]:
-        return f"heads of even sizes up to {_DIMS[-1]} only: rows come in words, and fragments of 32 columns"
-    if s["T"] > _LONGEST:
-        return f"up to {_LONGEST} tokens only: all keys of 16 queries must fit into the registers of a warp"
-    return None if s["W"] * s["H"] < _LIMIT else f"fewer than {_LIMIT} windows and heads only"
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionGradPlan:
-    """How blocks of both kernels are made. Twin of window_attention_grad.cu.
-
-    threads: of a block. groups: of four elements of dS, one for each tile and thread. stages: windows that `tuned` has
-    in shared memory at a time. shared: bytes of shared memory of its blocks. resident: blocks of a multiprocessor.
-    """
-
-    threads: int
-    groups: int
-    stages: int
-    shared: int
-    resident: int
-
-    @classmethod
-    def of(cls, tokens: int, dim: int, has_bias: bool, chip: Chip) -> Self:
-        """The plan for a window: two stages where they fit into shared memory."""
-        strips = blocks(tokens, _STRIP)
-        groups = blocks(tokens, _TILE) * strips * WARP
-        sums = groups * 16 if has_bias and tokens > _SHORT else 0
-        shared = next(
-            size
-            for stages in (2, 1)
-            if (size := shared_bytes(tokens, dim, stages) + sums) <= chip.shared or stages == 1
-        )
-        stages = 2 if shared == shared_bytes(tokens, dim, 2) + sums else 1
-        fitting = (chip.shared + RESERVED) // (shared + RESERVED)
-        resident = max(1, min(_RESIDENT_WARPS[dim] // strips, fitting))
-        return cls(strips * WARP, groups, stages, shared, resident)
-
-    def parts(self, windows: int, heads: int, multiprocessors: int) -> int:
-        """Blocks of a head: the number whose last block ends first, where blocks run in waves; fewer where equal."""
-        room = self.resident * multiprocessors
-        counts = {max(1, wave * room // max(1, heads)) for wave in range(1, _WAVES + 1)}
-        return min(
-            (min(windows, count) for count in counts),
-            key=lambda parts: (blocks(heads * parts, room) * blocks(windows, max(1, parts)), parts),
-        )
-
-
-def shared_bytes(tokens: int, dim: int, stages: int) -> int:
-    """Bytes of shared memory for stages, for P and dS, and for outputs on their way."""
-    rows = blocks(tokens, _STRIP) * _STRIP
-    row = (dim // _CHUNK + 1) * PACK_BYTES
-    square = (2 * blocks(tokens, _STRIP) + 1) * PACK_BYTES
-    squares = 2 if tokens <= _SHORT else 1
-    return rows * (stages * _STAGED * row + squares * square + row)
-
-
-def _dim(size: int) -> int:
-    return next(dim for dim in _DIMS if size <= dim)
-
-
-def _macros(ctx: Context) -> dict[str, str | int]:
-    s = ctx.s
-    chosen = {"HAS_BIAS": int(s.bias == "yes"), "HAS_MASK": int(s.mask == "shift")}
-    dim = _dim(s.D)
-    rows = {"DIM": dim} if dim == s.D else {"DIM": dim, "HEAD": s.D}
-    return {"SCALAR": CUDA_TYPE[ctx.case.dtype], "TOKENS": s.T} | rows | chosen
-
-
 def _tensors(t: Tensors) -> tuple[Any, ...]:
     return t.dout, t.q, t.k, t.v, t.bias, t.mask, t.dq, t.dk, t.dv
 
@@ -337,15 +265,17 @@ def _access(ctx: Context) -> Callable[[Tensors], tuple[Any, Any]]:
     role="published",
     rows=("S6",),
     traffic=grad.with_squares(out=0),
-    unsupported=_not_ours,
+    unsupported=obstacle,
 )
 def fused(ctx: Context) -> Launch:
     """The text after, in its plainest form, on tensor cores."""
     import torch
 
     s, access, has_bias = ctx.s, _access(ctx), ctx.s.bias == "yes"
-    kernel, summing = (ctx.kernel(_FILE, f"window_attention_grad_{name}", _macros(ctx)) for name in ("fused", "sum"))
-    threads, shared = blocks(s.T, _STRIP) * WARP, shared_bytes(s.T, _dim(s.D), 1)
+    kernel, summing = (
+        ctx.kernel(FILE, f"window_attention_grad_{name}", macros_of(ctx.case)) for name in ("fused", "sum")
+    )
+    threads, shared = blocks(s.T, STRIP) * WARP, shared_bytes(s.T, dim_of(s.D), 1)
     sizes = ctypes.c_uint32(s.H), ctypes.c_uint32(s.G if s.mask == "shift" else 1)
     elements = s.H * s.T * s.T
     of_sum = ctypes.c_int64(elements), ctypes.c_int64(s.W)
@@ -364,17 +294,20 @@ def fused(ctx: Context) -> Launch:
     "tuned",
     "blocks that stay with a head: the next window under way, bias, mask and the sum of dS in registers",
     rows=("S6",),
-    unsupported=_not_ours,
+    unsupported=obstacle,
+    tuning=TUNING,
 )
 def tuned(ctx: Context) -> Launch:
     """Step 2 of window_attention_grad.cu. With more than 64 tokens, sums lie in shared memory."""
     import torch
 
-    s, access, has_bias, chip = ctx.s, _access(ctx), ctx.s.bias == "yes", Chip.current()
-    plan = AttentionGradPlan.of(s.T, _dim(s.D), has_bias, chip)
-    macros = _macros(ctx) | {"STAGES": plan.stages, "RESIDENT": plan.resident}
-    kernel, total = (ctx.kernel(_FILE, f"window_attention_grad_{name}", macros) for name in ("tuned", "total"))
-    parts = plan.parts(s.W, s.H, chip.multiprocessors)
+    s, access, has_bias = ctx.s, _access(ctx), ctx.s.bias == "yes"
+    chosen = ctx.plan()
+    assert chosen
+    plan = plan_of(ctx.case, chosen)
+    macros = macros_of(ctx.case) | macros_of_plan(plan, int(chosen["sharers"]))
+    kernel, total = (ctx.kernel(FILE, f"window_attention_grad_{name}", macros) for name in ("tuned", "total"))
+    parts = plan.parts(s.W, s.H, Chip.current().multiprocessors)
     counts = s.W, s.H, s.G if s.mask == "shift" else 1, parts
     sizes = tuple(map(ctypes.c_uint32, counts))
     elements = 4 * plan.groups * s.H

@@ -8,7 +8,8 @@ import pytest
 
 from harness import check
 from harness.collection.ops.attention import _window_attention_grad as grad
-from harness.collection.ops.attention.window_attention_grad import OP, AttentionGradPlan, shared_bytes
+from harness.collection.ops.attention._window_attention_grad_plan import AttentionGradPlan, shared_bytes
+from harness.collection.ops.attention.window_attention_grad import OP
 from harness.collection.ops.chip import H200
 from harness.expressions import ExpressionError
 from harness.model import Case, Traffic
@@ -128,6 +129,20 @@ def test_unaligned_addresses(trial, launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", grad.HALVES)
+def test_two_warps_that_share_a_strip(trial, dtype):
+    """No rule takes this plan, but a search may."""
+    for shape in ((6, 2, 65, 32, 2), (5, 1, 81, 64, 5), (300, 2, 100, 32, 4), (140, 2, 144, 32, 4), (7, 3, 144, 64, 1)):
+        for bias, mask in CHOICES:
+            made = trial(OP.name, "tuned", dtype, device="cuda", **values(*shape, bias, mask))
+            made.ctx.tried = {"sharers": 2}
+            made.inputs.mask[made.inputs.mask < 0] = -math.inf
+            first, second = outputs_of(made), outputs_of(made)
+            assert made.complaint(**first) is None, (shape, bias, mask)
+            assert all(first[name].equal(second[name]) for name in first), (shape, bias, mask)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_results_repeat_bit_by_bit(trial, launch, placed, variant):
     import torch
@@ -208,6 +223,21 @@ def test_plans_fit_into_a_multiprocessor(tokens, dim, stages, resident):
     assert plan.shared <= H200.shared
     assert plan.resident * (plan.shared + 1024) <= H200.shared + 1024
     assert plan.shared >= shared_bytes(tokens, dim, stages)
+
+
+def test_two_warps_share_a_strip_in_the_room_that_one_has():
+    one, two = (AttentionGradPlan.of(144, 32, True, H200, sharers) for sharers in (1, 2))
+    assert (two.threads, two.groups, two.shared) == (2 * one.threads, one.groups, one.shared)
+    assert AttentionGradPlan.of(80, 32, True, H200, 2).resident == 2
+    odd = AttentionGradPlan.of(100, 32, True, H200, 2)  # 13 tiles, of which each warp has room for seven
+    assert odd.groups == 14 * 7 * 32
+
+
+@one_test(("tokens", "size", "choices"), [(144, 32, (1, 2)), (65, 64, (1, 2)), (64, 32, (1,)), (144, 30, (1,))])
+def test_a_search_may_let_two_warps_share_strips_of_long_windows(tokens, size, choices):
+    tuning, case = OP.variants["tuned"].tuning, case_of("tuned", "float16", values(8, 2, tokens, size))
+    assert tuning.parameters(case) == {"sharers": choices}
+    assert tuning.rule(case) == {"sharers": 1}
 
 
 @one_test(("windows", "heads"), [(8192, 4), (256, 24), (1, 1), (64, 1000), (0, 3), (5000, 7)])

@@ -56,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(item.fixturenames.index("process_put_back"), "turn_on_the_gpu")
 
 
+_SET_BY_US = ("HARNESS_", "CUDA_CACHE_DISABLE")  # variables that code under test may set
+
 # Few users set it. Where it is set, a process whose output comes too late isn't noticed.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
@@ -167,7 +169,7 @@ def process_put_back() -> Iterator[None]:
     doing. All of this is one fixture, since each one takes 0.2 ms of each of thousands of tests.
     """
     hook, path, folder = sys.excepthook, [*sys.path], Path.cwd()
-    ours = {name: os.environ[name] for name in os.environ if name.startswith("HARNESS_")}
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(_SET_BY_US)}
     torch = sys.modules.get("torch")
     precision = torch.get_float32_matmul_precision() if torch else ""
     noted = {name: getattr(intact, name) for name in ("_remembered", "_others", "_watched")}
@@ -179,7 +181,7 @@ def process_put_back() -> Iterator[None]:
     sys.excepthook = hook
     sys.path[:] = path
     os.chdir(folder)
-    for name in [name for name in os.environ if name.startswith("HARNESS_") and name not in ours]:
+    for name in [name for name in os.environ if name.startswith(_SET_BY_US) and name not in ours]:
         del os.environ[name]
     os.environ.update(ours)
     if torch and torch.get_float32_matmul_precision() != precision:

@@ -98,9 +98,10 @@ def command(
     Plans that spill more than the rule's, or don't fit, are dropped by what the compiler says. The others are checked
     as every case is, and timed in rounds, each with fewer plans and more time for each.
     """
-    from harness import cuda
+    from harness import cuda, tune
     from harness.cuda.assumed import known
 
+    tune.compile_anew()
     if arch and not dry_run:
         raise UsageError("--arch is for --dry-run: only this GPU can be timed", "add --dry-run, or leave --arch out")
     if output and output.suffix != ".json":

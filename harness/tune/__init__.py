@@ -16,7 +16,7 @@ from __future__ import annotations
 from harness.tune.candidates import Candidate
 from harness.tune.order import Ahead, in_order
 from harness.tune.parts import in_parts
-from harness.tune.procedure import Listed, ToTune, Tuned, forget, listed, refuse_none, tune
+from harness.tune.procedure import Listed, ToTune, Tuned, compile_anew, forget, listed, refuse_none, tune
 from harness.tune.search import schedule
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Listed",
     "ToTune",
     "Tuned",
+    "compile_anew",
     "forget",
     "in_order",
     "in_parts",

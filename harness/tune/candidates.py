@@ -173,7 +173,7 @@ def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], com
             facts = compiling.facts(file, built)
         except CompileError as error:
             if candidate.rule:
-                raise
+                raise CompileError(f"the rule's plan, {candidate.text}: {error.message}", error.advice) from error
             return replace(candidate, dropped=f"{BROKEN}: {brief(str(error.message))}")
         candidate = replace(
             candidate,

@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from harness import cuda
+from harness import cuda, kept
+from harness.cuda import facts as kept_facts
 from harness.cuda.compile import compile_verbose, cubin
+from harness.errors import CompileError
 from harness.model import KernelFacts
 from harness.ops import Built
 
@@ -46,7 +48,7 @@ class Compiling:
     def begin(self, file: Path, built: Built) -> None:
         """Compile a kernel of a file for its facts, unless that has begun.
 
-        Raises CompileError where the compiler can't compile an empty kernel, and MachineError where it is missing.
+        Raises CompileError where an empty kernel can't be compiled, and MachineError where CUDA's headers are missing.
         """
         if not self._loaded:
             # Compilers load libraries with the first program. In several threads at once that can fail, and would leave
@@ -55,7 +57,7 @@ class Compiling:
             self._loaded = True
         key = (file, built.entry, _sorted(built.macros))
         if key not in self._facts:
-            self._facts[key] = self._pool.submit(cuda.kernel_facts, file, built.entry, dict(key[2]), self._arch)
+            self._facts[key] = self._pool.submit(_facts, file, built.entry, dict(key[2]), self._arch)
 
     def facts(self, file: Path, built: Built) -> KernelFacts:
         """The facts of a kernel that was begun. Waits for it. Raises CompileError if it doesn't compile."""
@@ -71,6 +73,18 @@ class Compiling:
         """Wait for all code that is to be kept."""
         for code in list(self._code.values()):
             code.result()
+
+
+def _facts(file: Path, entry: str, macros: Mapping[str, str | int], arch: str) -> KernelFacts:
+    """What `cuda.kernel_facts` says. A log without kernels, which a former search may have kept, counts as none."""
+    try:
+        return cuda.kernel_facts(file, entry, macros, arch)
+    except CompileError:
+        name = f"facts/{kept_facts._key(file, macros, arch)}.json" if file.is_file() else ""
+        if not name or kept.read(name) != b"[]":
+            raise
+        kept.write(name, b"")
+        return cuda.kernel_facts(file, entry, macros, arch)
 
 
 def _keep(file: Path, macros: Mapping[str, str | int], arch: str) -> None:

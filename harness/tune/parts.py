@@ -114,7 +114,7 @@ class InParts:
         for case, one in broken[:1]:
             also = len(broken) - 1
             others = f", nor {'does' if also == 1 else 'do'} {plural(also, 'other plan')}" if also else ""
-            self.until.observer.note(f"{case.id}: {one.text} {one.dropped}{others}")
+            self.until.observer.note(f"{case.id}: plan {one.text} {one.dropped}{others}")
 
     def _in_time(self, ready: Future[_Facts]) -> _Facts | None:
         """The facts of a part. Waits for them; None if the time is over before."""

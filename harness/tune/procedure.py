@@ -87,7 +87,6 @@ def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
 
     Raises UsageError if the op or the variant isn't known, or has no plans.
     """
-    _compile_anew()
     op = _op(wanted)
     with _compiling(wanted) as compiling:
         found = compiled(op, _legal(op, wanted), compiling, _telling(wanted, observer))
@@ -114,11 +113,11 @@ def _legal(op: Op, wanted: ToTune) -> dict[Case, list[Candidate]]:
     return {case: legal(op, case) for case in wanted.cases}
 
 
-def _compile_anew() -> None:
+def compile_anew() -> None:
     """Keep the compiler from the driver's cache, where a run before may have left a kernel.
 
     From there NVRTC (since CUDA 12.9) gives a kernel without the log that tells its registers, so no plan that was ever
-    used could be searched. The driver asks for the variable when it starts, so this comes before anything else.
+    used could be searched. To be called before anything starts the driver, which may read the variable then alone.
     """
     os.environ["CUDA_CACHE_DISABLE"] = "1"
 
@@ -160,7 +159,6 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
     nothing can be measured, and UnwritableError where nothing can be kept: before anything is timed, or where the disk
     becomes full.
     """
-    _compile_anew()
     until = Until(observer, time.monotonic() + wanted.seconds)
     if problem := kept_files.obstacle(_ROOM, *(() if wanted.output else (plans.FOLDER,))):
         raise UnwritableError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -251,16 +252,32 @@ def test_a_search_on_a_gpu_drops_what_spills_and_keeps_a_plan_that_is_right(harn
     assert sum(plan["rule"] for plan in entry["timed"]) <= 1
 
 
+def test_the_compiler_is_kept_from_the_drivers_cache_before_anything_asks_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "0")
+    seen = []
+
+    def device(_: str | None) -> str:
+        seen.append(os.environ["CUDA_CACHE_DISABLE"])
+        raise UsageError("no device")
+
+    monkeypatch.setattr(tune, "_device", device)
+    CliRunner().invoke(app, ["tune", "rms_norm", "--sizes=M=64,N=896"])
+    assert seen == ["1"]
+
+
 @pytest.mark.gpu
 def test_the_plan_of_an_earlier_run_is_searched(harness: Harness, tmp_path: Path) -> None:
     """The driver keeps the kernel of the run, and would give it without what the compiler says of its registers."""
-    run = ["run", "models", "--only=rms_norm/tuned/*/M64-N7168", "--variants=tuned", "--max-time=0.02"]
-    asked = ["tune", "rms_norm", "--sizes=M=64,N=7168", "--dtype=bfloat16", "--dry-run"]
-    ran = harness(*run, f"--output={tmp_path / 'run'}", HARNESS_CACHE=str(tmp_path / "first"))
+    run = ["run", "models", "--only=rms_norm/tuned/*/M64-N896", "--variants=tuned", "--max-time=0.02"]
+    asked = ["tune", "rms_norm", "--sizes=M=64,N=896", "--dtype=bfloat16", "--max-time=0.02"]
+    driver = {"CUDA_CACHE_DISABLE": "0", "CUDA_CACHE_PATH": str(tmp_path / "driver")}
+    ran = harness(*run, f"--output={tmp_path / 'run'}", HARNESS_CACHE=str(tmp_path / "first"), **driver)
     assert ran.returncode == 0, ran.stderr
-    listed = harness(*asked, HARNESS_CACHE=str(tmp_path / "second"))
-    assert listed.returncode == 0, listed.stderr
-    assert "by the rule" in listed.stdout
+    assert any((tmp_path / "driver").iterdir())
+    found = harness(*asked, HARNESS_CACHE=str(tmp_path / "second"), **driver)
+    assert found.returncode == 0, found.stderr
 
 
 @one_test(

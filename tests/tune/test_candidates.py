@@ -85,7 +85,10 @@ def test_a_rule_whose_plan_does_not_compile_ends_the_search(op: Op) -> None:
     assert before.tuning
     broken = replace(before.tuning, rule=lambda _: {"threads": 256, "way": "broken"})
     op.variants["tuned"] = replace(before, tuning=broken)
-    with cuda.assuming(KNOWN["sm_90"]), pytest.raises(CompileError, match=r"mine\.cu doesn't compile"):
+    with (
+        cuda.assuming(KNOWN["sm_90"]),
+        pytest.raises(CompileError, match=r"the rule's plan, threads256\.waybroken: mine\.cu doesn't compile"),
+    ):
         candidates(op, case_of())
 
 
@@ -331,3 +334,23 @@ def test_a_tuning_that_cannot_be_searched_is_an_error_of_its_author(
         op.variants["tuned"] = before
     assert caught.value.message.startswith("chunked/tuned/float32/M64-N8: tuning of variant 'tuned': ")
     assert words in caught.value.message
+
+
+def test_a_log_without_kernels_that_was_kept_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A former search kept it where the driver's cache gave a kernel without its log."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "empty.cu"
+    file.write_text('extern "C" __global__ void empty() {}')
+    of = compiler.compile_verbose
+    monkeypatch.setattr(compiler, "compile_verbose", lambda *asked: (of(*asked)[0], ""))
+    with pytest.raises(CompileError, match="has no kernel 'empty'"):
+        cuda.kernel_facts(file, "empty", {}, "sm_90")
+    monkeypatch.setattr(compiler, "compile_verbose", of)
+    with pytest.raises(CompileError, match="has no kernel 'empty'"):
+        cuda.kernel_facts(file, "empty", {}, "sm_90")
+    with Compiling("sm_90") as compiling:
+        compiling.begin(file, Built("empty.cu", "empty", {}))
+        assert compiling.facts(file, Built("empty.cu", "empty", {})).name == "empty"
+        compiling.begin(file, Built("empty.cu", "other", {}))
+        with pytest.raises(CompileError, match="has no kernel 'other'"):
+            compiling.facts(file, Built("empty.cu", "other", {}))

@@ -192,7 +192,7 @@ def test_plans_that_do_not_compile_are_told(monkeypatch: pytest.MonkeyPatch) -> 
         search = InParts(WANTED, op, paths.cache() / "tune", Until(watch), compiling, Machine())
         assert search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
     told = [note for note in watch.notes if "compile" in note]
-    assert told == [f"{CASES[1].id}: rows1.waywrong doesn't compile: mine.cu, nor does 1 other plan"]
+    assert told == [f"{CASES[1].id}: plan rows1.waywrong doesn't compile: mine.cu, nor does 1 other plan"]
 
 
 def test_when_the_time_is_over_while_kernels_are_compiled_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,21 +27,6 @@ def test_every_25_compiled_plans_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(procedure, "compiled", compiled)
     listed(WANTED, SimpleNamespace(note=told.append))
     assert told == [f"compiling {CASE.id} (1 of 1), plan {number} of 60" for number in (1, 26, 51)]
-
-
-def test_the_compiler_takes_nothing_from_the_drivers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
-    seen = []
-
-    def legal(*_: object) -> dict[Case, Any]:
-        seen.append(os.environ.get("CUDA_CACHE_DISABLE"))
-        return {}
-
-    monkeypatch.setattr(procedure, "_legal", legal)
-    monkeypatch.setattr(procedure, "_listed", lambda *_: None)
-    monkeypatch.setattr(procedure, "compiled", lambda *_: {CASE: []})
-    listed(WANTED, SimpleNamespace(note=print))
-    assert seen == ["1"]
 
 
 def test_a_size_without_a_plan_has_the_reason_of_the_variant_or_else_of_its_rule() -> None:

@@ -139,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
 //    - bias + mask stays in registers, times log2(e), and costs one FMA an element that the scaling needs anyway.
 //      Windows with the same mask follow each other, so a new one is rarely loaded.
 //    With more than 64 tokens neither fits into registers: the sums lie in shared memory, where each thread has its own
-//    places, and bias and mask are read from the L2 for each window. Then shared memory has room for one block alone. With
-//    SHARERS = 2 this block has twice the warps: two warps share a strip, each by half of the keys and of a result's
+//    places, and bias and mask are read from the L2 for each window. Then shared memory has room for one block or two. With
+//    SHARERS = 2 a block has twice the warps: two warps share a strip, each by half of the keys and of a result's
 //    columns, and exchange what a softmax needs of all keys.
 
 constexpr unsigned FRAGMENTS = OWN_TILES * THREADS;  // groups of four elements of dS, one for each tile and thread

@@ -39,7 +39,8 @@ __device__ __forceinline__ unsigned first_column(unsigned tile) {
 
 // Whether element e of this tile belongs to a key in at least one lane. If not, all lanes skip it: the last tile of an
 // odd number of tokens may have one key, which is element 0 or 2 of the first lane of a quad. Where two warps share a
-// strip, a tile is another one in each of them, so nothing is skipped: the probability of a key that doesn't exist is 0.
+// strip, a tile's number stands for other keys in each warp, so nothing is skipped: the probability of a key that doesn't
+// exist is 0.
 __device__ constexpr bool exists(unsigned tile, unsigned e) { return SHARERS > 1 || tile * 8 + e % 2 < TOKENS; }
 
 // ---- What is added to the scores: bias, mask, and -inf for keys that don't exist.
@@ -152,7 +153,7 @@ __device__ __forceinline__ float one_over(float x) {
 }
 
 // What a lane's powers of 2 are multiplied by: one over the sum of all powers of their query. largest, sum: of the warp's
-// keys. The two warps of a strip have powers of another largest score each.
+// keys. Each of the two warps of a strip has taken its powers relative to its own largest score.
 __device__ __forceinline__ void to_inverses(float (&inverse)[2], const float (&largest)[2], const float (&sum)[2],
                                             unsigned place) {
   if constexpr (SHARERS == 1) {

@@ -34,7 +34,7 @@ constexpr float SCALE = static_cast<float>(inverse_root(HEAD));
 
 constexpr unsigned CHUNK = 8;                                // elements
 constexpr unsigned CHUNKS = DIM / CHUNK;                     // of a row
-constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; SHARERS warps have one
+constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; SHARERS warps share one
 constexpr unsigned TILES = (TOKENS + 7) / 8;                 // of 8 columns
 constexpr unsigned ROWS = 16 * STRIPS;                       // rows past TOKENS are zeros
 constexpr unsigned THREADS = STRIPS * SHARERS * WARP;
@@ -79,13 +79,15 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The row of a thread's chunk, where threads take chunks in turn. Eight lanes access shared memory at a time: rows of
-// four chunks are taken in an order in which the two rows that they have lie in different banks. To global memory the
-// order makes no difference. Eight rows, or a multiple, further on the order is the same: so a thread's chunks lie at
-// one address and at fixed distances from it, which cost no instruction.
+// The row of a thread's chunk, where threads take COUNT chunks of each row in turn. Eight lanes access shared memory at a
+// time: rows are taken in an order in which the two or four rows that the lanes have lie in different banks. To global
+// memory the order makes no difference. Eight rows, or a multiple, further on the order is the same: so a thread's chunks
+// lie at one address and at fixed distances from it, which cost no instruction.
+template <unsigned COUNT>
 __device__ __forceinline__ unsigned row_of(unsigned i) {
-  const unsigned row = i / CHUNKS;
-  return CHUNKS == 4 ? (row & ~7u) + row % 8 / 2 + row % 2 * 4 : row;
+  const unsigned row = i / COUNT;
+  if (COUNT == 2) return (row & ~7u) + row % 4 * 2 + row % 8 / 4;
+  return COUNT == 4 ? (row & ~7u) + row % 8 / 2 + row % 2 * 4 : row;
 }
 constexpr unsigned STEP = THREADS / CHUNKS;    // rows of which a block's threads have a chunk each
 constexpr unsigned WARP_STEP = WARP / CHUNKS;  // the same for a warp
@@ -123,7 +125,7 @@ __device__ __forceinline__ void copy_words(unsigned to, const T* from, unsigned 
 __device__ __forceinline__ void start_window(unsigned stage, const T* const (&from)[TENSORS], const Offsets& offsets,
                                              bool aligned) {
   if (aligned) {
-    const unsigned row = row_of(threadIdx.x), chunk = threadIdx.x % CHUNKS;
+    const unsigned row = row_of<CHUNKS>(threadIdx.x), chunk = threadIdx.x % CHUNKS;
     const unsigned to = stage + row * PITCH + chunk * PACK_BYTES;
 #pragma unroll
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
@@ -245,7 +247,7 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
     return;
   }
   constexpr unsigned OWN_STEP = WARP / OWN_CHUNKS;  // rows of which the lanes have all of the warp's chunks
-  const unsigned row = SHARERS == 1 ? row_of(lane) : lane / OWN_CHUNKS, chunk = lane % OWN_CHUNKS;
+  const unsigned row = row_of<OWN_CHUNKS>(lane), chunk = lane % OWN_CHUNKS;
   const unsigned token = 16 * strip + row;
   const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
   T* own = to + token * QKV_ROW + chunk * CHUNK;

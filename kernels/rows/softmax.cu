@@ -285,21 +285,23 @@ __device__ __forceinline__ float largest(const Single& chunk) {
 }
 
 // The softmax of one row of any kind, held in registers. An element that a thread lacks is -inf, which adds nothing. A
-// warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once.
-template <typename Row>
+// warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once. Again:
+// exponentials are computed a second time for y, so a thread keeps halves of half the registers in place of floats.
+template <bool Again = false, typename Row>
 __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
-  float values[Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
+  float values[Again ? 1 : Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
   row.team.template in_warp<Max>(most);
   const float base = base_of(most[0]);
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-    widen(chunks[j], values[j]);
+    float(&own)[Row::CHUNK] = values[Again ? 0 : j];
+    widen(chunks[j], own);
 #pragma unroll
     for (unsigned e = 0; e < Row::elements(j); ++e) {
-      values[j][e] = exp_below(values[j][e], base);
-      sum[0] += values[j][e];
+      own[e] = exp_below(own[e], base);
+      sum[0] += own[e];
     }
   }
   row.team.template in_warp<Sum>(sum);
@@ -308,9 +310,17 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   const float scale = __fdividef(exp_below(most[0], base_of(both[0])), both[1]);
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    float(&own)[Row::CHUNK] = values[Again ? 0 : j];
+    if constexpr (Again) {
+      // The sum isn't negative, which the compiler doesn't know.
+      forget_floats(chunks[j], __float_as_uint(both[1]) >> 31);
+      widen(chunks[j], own);
 #pragma unroll
-    for (unsigned e = 0; e < Row::elements(j); ++e) values[j][e] *= scale;
-    narrow(values[j], chunks[j]);
+      for (unsigned e = 0; e < Row::elements(j); ++e) own[e] = exp_below(own[e], base);
+    }
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) own[e] *= scale;
+    narrow(own, chunks[j]);
     row.store(y, j, chunks[j]);
   }
 }
@@ -357,7 +367,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //
 // Macros: as at the end of rows.cuh.
 #ifdef COUNT
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+// With eight packs of halves as floats, a multiprocessor has room for one block of more than 384 threads. With halves
+// alone the multiprocessor has room for two.
+constexpr bool AGAIN = COUNT >= 8 && !TILE && LANES == 0 && sizeof(T) == 2 && THREADS > 384 && THREADS <= 512;
+extern "C" __global__ void __launch_bounds__(THREADS, (AGAIN ? 1024 : RESIDENT) / THREADS)
     softmax_tuned(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns, unsigned tile_rows,
                   unsigned aligned) {
 #if TILE
@@ -373,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   Row row(team, rows, columns);
   Row::Chunk chunks[Row::CHUNKS];
   row.load(x, chunks, MINUS_INFINITY);
-  softmax_row(row, chunks, y);
+  softmax_row<AGAIN>(row, chunks, y);
 #endif
 }
 #endif

@@ -1,6 +1,7 @@
 """How blocks of window_attention_grad are made, by rule and as a parameter that a search may vary. Twin of its kernels.
 
-sharers: warps of 16 queries. Two of them have half of the keys each, and a block twice the warps.
+sharers: how many warps share a strip of 16 queries. With two, each warp has half of the keys, and a block has twice the
+warps.
 """
 
 from __future__ import annotations
@@ -136,4 +137,4 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     yield Built(FILE, "window_attention_grad_tuned", macros, made.threads, made.shared)
 
 
-TUNING = Tuning(_parameters, _rule, _refuse, _kernels)
+TUNING = Tuning(_parameters, _rule, _refuse, _kernels, alike=lambda case: (case.symbols["T"], case.symbols["D"]))

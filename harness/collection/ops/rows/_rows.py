@@ -48,8 +48,8 @@ _WITH_VECTORS = {
     2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
 }
 # The same of a norm's halves where there are clusters, by the number of vectors: with two, only two blocks of more than
-# 320 threads would fit on a multiprocessor, so smaller blocks share a row, or two rows where registers suffice. On an H200
-# searches, which no committed run has, found the other plans with two rows.
+# 320 threads would fit on a multiprocessor, so smaller blocks share a row, or two rows where registers suffice. The
+# other plans with two rows are of searches on an H200, which no committed run has.
 _HALVES_IN_CLUSTERS = {
     1: ((512, 2, 2, 512), (832, 4, 1, 1024), (1056, 2, 2, 224), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
     2: (
@@ -138,8 +138,7 @@ class RowPlan:
         if lanes:
             return lanes
         cuts = _HALVES_IN_CLUSTERS[vectors] if norm and itemsize == 2 and chip.clusters else _WITH_VECTORS[itemsize]
-        # Where each row can have a multiprocessor, nothing is gained by vectors that two rows share, and the rows wait for
-        # each other.
+        # Where each row can have a multiprocessor, two rows gain nothing from shared vectors, and wait for each other.
         most_together = 2 if rows > chip.multiprocessors else 1
         count, together, most_threads = next(
             choice for up_to, *choice in cuts if packs <= up_to and choice[1] <= most_together

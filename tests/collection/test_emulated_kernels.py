@@ -152,8 +152,8 @@ def test_gradients_of_the_smallest_numbers_keep_their_places(catalogue, gpu, ext
 
 
 @pytest.mark.slow  # on a GPU test_window_attention_grad.py has it
-@pytest.mark.parametrize("sharers", [1, 2])
-def test_gradients_of_queries_whose_keys_one_of_two_warps_has(catalogue, gpu, sharers):
+@pytest.mark.parametrize(("sharers", "offsets"), [(1, {}), (2, {}), (2, {"q": 1}), (2, {"dk": 1})])
+def test_gradients_of_queries_whose_keys_one_of_two_warps_has(catalogue, gpu, sharers, offsets):
     def change(inputs):
         inputs.mask[:, 0, :40], inputs.mask[:, 1, 40:], inputs.mask[0, 2] = -math.inf, -math.inf, -math.inf
         inputs.bias[0, 7, 3], inputs.bias[0, 9, :40], inputs.q[0, 0, 5] = math.inf, -60_000, 300
@@ -161,7 +161,7 @@ def test_gradients_of_queries_whose_keys_one_of_two_warps_has(catalogue, gpu, sh
     values = WINDOWS | {"W": 4, "H": 2, "T": 80, "D": 32, "G": 2}
     case = case_of(catalogue["window_attention_grad"], "tuned", "float16", values)
     for gpu.order in (1, 2):
-        assert complaint(gpu, catalogue[case.op], case, plan={"sharers": sharers}, change=change) is None
+        assert complaint(gpu, catalogue[case.op], case, offsets, {"sharers": sharers}, change) is None
 
 
 @pytest.mark.slow  # on a GPU test_window_attention.py has it

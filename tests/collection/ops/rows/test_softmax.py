@@ -160,6 +160,16 @@ def test_lengths_in_registers(softmax, normal, variant, dtype, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [131_080, 151_936, 200_001, 262_144])
+def test_long_rows_whose_exponentials_are_computed_twice(softmax, normal, dtype, columns):
+    """There are more rows than multiprocessors. (Threads of fewer rows keep less.)"""
+    x = normal(150 * columns, dtype).view(150, columns)
+    x[0], x[1, 5], x[2, 7], x[3, : columns // 2] = -math.inf, math.nan, math.inf, -math.inf
+    assert_rounded(softmax("tuned", x), x)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 133])
 @pytest.mark.parametrize("variant", OURS)
 def test_numbers_of_rows(softmax, normal, variant, rows):

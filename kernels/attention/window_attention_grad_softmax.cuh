@@ -220,8 +220,8 @@ __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added, u
 }
 
 // get(two, pair): a lane's probabilities of tiles 2 * pair and 2 * pair + 1, from where they are kept: in registers
-// (short windows), or rounded in the warp's strip of a square in shared memory (`strip`: the lane's address there). Two
-// tiles at a time, because one ldmatrix loads two.
+// (short windows, and long ones whose strips two warps share), or rounded in the warp's strip of a square in shared memory
+// (`strip`: the lane's address there). Two tiles at a time, because one ldmatrix loads two.
 struct FromRegisters {
   const Strip& p;
   __device__ __forceinline__ void get(float (&two)[2][4], unsigned pair) const {

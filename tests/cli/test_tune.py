@@ -272,10 +272,9 @@ def test_the_plan_of_an_earlier_run_is_searched(harness: Harness, tmp_path: Path
     """The driver keeps the kernel of the run, and would give it without what the compiler says of its registers."""
     run = ["run", "models", "--only=rms_norm/tuned/*/M64-N896", "--variants=tuned", "--max-time=0.02"]
     asked = ["tune", "rms_norm", "--sizes=M=64,N=896", "--dtype=bfloat16", "--max-time=0.02"]
-    driver = {"CUDA_CACHE_DISABLE": "0", "CUDA_CACHE_PATH": str(tmp_path / "driver")}
+    driver = {"CUDA_CACHE_DISABLE": "0"}
     ran = harness(*run, f"--output={tmp_path / 'run'}", HARNESS_CACHE=str(tmp_path / "first"), **driver)
     assert ran.returncode == 0, ran.stderr
-    assert any((tmp_path / "driver").iterdir())
     found = harness(*asked, HARNESS_CACHE=str(tmp_path / "second"), **driver)
     assert found.returncode == 0, found.stderr
 

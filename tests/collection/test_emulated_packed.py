@@ -1,4 +1,4 @@
-"""The backward of attention over heads as they lie in qkv, on a CPU: gradients are right, and lie where qkv has them."""
+"""The backward of attention over heads as they lie in qkv, on a CPU: gradients are right, and lie as qkv does."""
 
 from __future__ import annotations
 

@@ -116,11 +116,13 @@ __device__ __forceinline__ float sum_of_quad(float value) {
   return value + __shfl_xor_sync(ALL_LANES, value, 2);
 }
 
-// N numbers of each of a lane's two queries, from the other warp of the strip. place: 256 bytes of shared memory of the
-// strip, which no other exchange has used since the last barrier of the block.
+// N numbers of each of a lane's two queries, one or two, from the other warp of the strip. place: EXCHANGE_BYTES of the
+// strip's shared memory, which no other exchange has used since the last barrier of the block; each warp has half of them.
+constexpr unsigned EXCHANGE_BYTES = 256;
 template <unsigned N>
 __device__ __forceinline__ void exchange(unsigned place, const float (&own)[N][2], float (&others)[N][2]) {
-  const unsigned lane = threadIdx.x % WARP, at = place + lane / 4 * N * 4, part = own_part() * 128;
+  const unsigned lane = threadIdx.x % WARP, at = place + lane / 4 * N * 4;
+  const unsigned part = own_part() * EXCHANGE_BYTES / 2;
   if (lane % 4 == 0) {
 #pragma unroll
     for (unsigned i = 0; i < 2 * N; ++i) {
@@ -134,7 +136,7 @@ __device__ __forceinline__ void exchange(unsigned place, const float (&own)[N][2
   for (unsigned i = 0; i < 2 * N; ++i) {
     asm volatile("ld.shared.f32 %0, [%1];"
                  : "=f"(others[i % N][i / N])
-                 : "r"(at + (part ^ 128) + (i / N * 8 * N + i % N) * 4)
+                 : "r"(at + (EXCHANGE_BYTES / 2 - part) + (i / N * 8 * N + i % N) * 4)
                  : "memory");
   }
 }

@@ -201,11 +201,11 @@ __device__ __forceinline__ void scores(RoundedStrip& rounded, unsigned stage, un
   share_strip(square, rounded);
   if (!SHORT) strip_by_rows(ds, dout, v);
   if constexpr (SHORT || SHARERS > 1) {
-    to_gradients(ds, FromRegisters{p}, place + 256);
+    to_gradients(ds, FromRegisters{p}, place + EXCHANGE_BYTES);
   } else {
     // Strips of P and dP of a long window don't fit into registers together: P is read back from its square.
     __syncwarp();
-    to_gradients(ds, FromSquare{square + own_strip() * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)}, place + 256);
+    to_gradients(ds, FromSquare{square + own_strip() * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)}, place + EXCHANGE_BYTES);
   }
   sums.add(ds);
   round_strip(rounded, ds);

@@ -285,8 +285,8 @@ __device__ __forceinline__ float largest(const Single& chunk) {
 }
 
 // The softmax of one row of any kind, held in registers. An element that a thread lacks is -inf, which adds nothing. A
-// warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once. Again:
-// exponentials are computed a second time for y, so a thread keeps halves of half the registers in place of floats.
+// warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once. Again: y's
+// exponentials are computed a second time. So a thread keeps the row as halves, in half of the registers of floats.
 template <bool Again = false, typename Row>
 __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
   float values[Again ? 1 : Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
@@ -367,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //
 // Macros: as at the end of rows.cuh.
 #ifdef COUNT
-// With eight packs of halves as floats, a multiprocessor has room for one block of more than 384 threads. With halves
-// alone the multiprocessor has room for two.
+// Eight packs of halves are 64 floats. With so many floats in registers, one block of more than 384 threads fits on a
+// multiprocessor; with halves, two blocks fit.
 constexpr bool AGAIN = COUNT >= 8 && !TILE && LANES == 0 && sizeof(T) == 2 && THREADS > 384 && THREADS <= 512;
 extern "C" __global__ void __launch_bounds__(THREADS, (AGAIN ? 1024 : RESIDENT) / THREADS)
     softmax_tuned(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns, unsigned tile_rows,

@@ -124,7 +124,7 @@ def test_lanes_have_many_packs_only_if_all_have_the_same_number_and_are_in_one_w
     assert RowPlan.with_vectors(16384, columns, 2, H200, norm=True) == RowPlan.with_vectors(16384, columns, 2, H200)
 
 
-def test_two_blocks_share_a_row_of_halves_with_two_vectors_where_only_two_large_ones_would_fit():
+def test_blocks_share_rows_of_a_norms_halves_at_some_lengths():
     def clusters(vectors, chip=H200, norm=True):
         sizes = (6656, 8192, 8456, 10240, 10248, 16896)
         return [RowPlan.with_vectors(4096, columns, 2, chip, vectors, norm=norm).cluster for columns in sizes]

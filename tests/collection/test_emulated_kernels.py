@@ -7,7 +7,7 @@ import math
 import pytest
 
 from harness.collection.ops.llm import embedding_grad
-from harness.collection.ops.rows import _add_norm_grad
+from harness.collection.ops.rows import _add_norm_grad, _norm_grad
 from tests.collection.conftest import case_of
 from tests.collection.emulation import Gpu, compiler, complaint
 from tests.rare import rare
@@ -120,6 +120,17 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
     for gpu.order in (1, 2):
         assert complaint(gpu, catalogue[op], case, offsets) is None
     assert f"{op}_{kernel}" in gpu.launched
+
+
+@pytest.mark.slow  # on a GPU test_layer_norm_grad.py has it
+@pytest.mark.parametrize("threads", [1024, 32])
+def test_partial_sums_are_added_by_several_warps_or_in_several_turns(catalogue, gpu, monkeypatch, threads):
+    gpu.multiprocessors = 132  # one part of each column for every 32 rows: 47 parts
+    monkeypatch.setattr(_norm_grad, "_TOTAL_BLOCK", threads)
+    case = case_of(catalogue["layer_norm_grad"], "tuned", "float16", {"M": 1500, "N": 13})
+    for gpu.order in (1, 2):
+        assert complaint(gpu, catalogue[case.op], case, {"x": 1}) is None
+    assert gpu.launched.count("layer_norm_grad_total") == 2
 
 
 @pytest.mark.slow  # on a GPU test_window_attention.py has it

@@ -35,7 +35,8 @@ _COLUMNS = 2**31  # a row has fewer columns, so that kernels can count them in 3
 
 # Threads of blocks, as in norm_grad.cuh and norm_grad_spread.cuh.
 _TOTAL_BLOCK = 1024
-_TOTAL_PARTS = 8  # that a warp adds at least, where there are more blocks than multiprocessors
+_TOTAL_COLUMNS = 8  # of a block that adds partial sums
+_TOTAL_AHEAD = 8  # partial sums that a thread loads before it adds them
 _SUM_BLOCK = 128
 _SPREAD_BLOCK = 256
 
@@ -139,8 +140,8 @@ class _ColumnSums:
     def __init__(self, case: _GradCase, parts: int) -> None:
         self.partial = case.floats(case.sums, parts, case.columns) if parts > 1 else None
         self._kernel = case.kernel("total") if parts > 1 else None
-        self._grid = blocks(case.columns, WARP), case.sums
-        self._threads = _total_threads(parts, self._grid[0] * case.sums, cuda.multiprocessors())
+        self._grid = blocks(case.columns, _TOTAL_COLUMNS), case.sums
+        self._threads = _total_threads(parts)
         self._sizes = ctypes.c_uint32(parts), ctypes.c_uint32(case.columns)
 
     def of(self, which: int) -> torch.Tensor | None:
@@ -153,10 +154,10 @@ class _ColumnSums:
             self._kernel(self._grid, self._threads, self.partial, *_results(t), *self._sizes)
 
 
-def _total_threads(parts: int, count: int, multiprocessors: int) -> int:
-    """Threads of each of `count` blocks that add partial sums: a warp a part, or fewer where blocks are many."""
-    of_warp = 1 if count <= multiprocessors else _TOTAL_PARTS
-    return min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, of_warp)))
+def _total_threads(parts: int) -> int:
+    """Threads of each block that adds partial sums: so many that each loads all of its parts at once, if they can."""
+    a_warp = WARP // _TOTAL_COLUMNS * _TOTAL_AHEAD
+    return min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, a_warp)))
 
 
 def _statistics(t: Tensors) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_fr
 
 FLOAT = 4  # bytes
 # Packs of a row of halves up to which two rows share a reduction, by `sums`: the less arithmetic there is, the longer
-# are the rows for which that pays.
-_SHARED_HALVES = {1: 512, 2: 128}
+# are the rows for which that pays. With one sum, all rows that have a thread for each pack of a row do.
+_SHARED_HALVES = {1: 1024, 2: 128}
 RESIDENT_WITH_SUMS = 512  # threads of a multiprocessor, as in norm_grad.cuh
 
 _TEAM_BLOCK = 128  # threads of a block, where lanes of a warp are a team

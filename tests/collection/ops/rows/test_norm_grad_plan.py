@@ -107,7 +107,6 @@ def test_tiles_are_worth_it_for_small_matrices_since_spread_rows_take_a_third_ke
     assert worth(132, 1024, 2).teams == 132
 
 
-def test_blocks_that_add_parts_are_small_where_they_are_many():
-    # parts, blocks: as long as multiprocessors have no more than one block, each part has a warp.
-    assert [_total_threads(parts, 64, 132) for parts in (2, 5, 32, 528)] == [64, 256, 1024, 1024]
-    assert [_total_threads(parts, 8192, 132) for parts in (2, 15, 132, 528)] == [32, 64, 1024, 1024]
+def test_threads_that_add_parts_load_all_of_their_parts_at_once():
+    # A warp loads 32 parts at once, four for each of 8 columns at a time.
+    assert [_total_threads(parts) for parts in (2, 32, 33, 132, 528, 1000)] == [32, 32, 64, 256, 1024, 1024]

@@ -35,6 +35,7 @@ STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str | int], ...]]]] = {
 OTHERS = [
     ("bert_scaling", "ddp", BERT),
     ("bert_scaling", "after", BERT),
+    ("bert_scaling", "ddp_bfloat16", BERT),
     ("llama_scaling", "fsdp", PARTS),  # its other ways, steps/training/test_sharded.py compares with one process
     ("bert_scaling", "replicas", BERT),
     ("bert_scaling", "no_sync", BERT),
@@ -42,7 +43,7 @@ OTHERS = [
     ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
     ("llama_scaling", "chunked_half", LLAMA),
 ]
-"""Steps of two ranks: gradients averaged meanwhile, afterwards, in parts, and not at all. The first is timed."""
+"""Steps of two ranks: gradients averaged meanwhile, afterwards, in halves, in parts, or not. The first is timed."""
 
 By = dict[Case, list[Measurement]]
 

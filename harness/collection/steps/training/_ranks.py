@@ -33,7 +33,7 @@ class Way:
     wrapped: whether the model is in DistributedDataParallel. synced: whether gradients are averaged over ranks, so that
     all of them have the same weights after each step. sharded: whether each rank keeps a part of the weights, of the
     gradients and of the optimizer's state alone. keeps: whether weights that were gathered for a layer's forward are
-    kept until its backward.
+    kept until its backward. halves: whether gradients are sent in bfloat16, which is half of their bytes.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Way:
     rows: tuple[str, ...] = ()
     sharded: bool = False
     keeps: bool = False
+    halves: bool = False
 
 
 WAYS = (
@@ -59,6 +60,10 @@ SHARDED = (_FSDP, _KEPT)
 SHARDED_OURS = replace(_FSDP, name="fsdp_ours", summary="fsdp, with our kernels in its layers, and our AdamW")
 OF_RUNGS = WAYS[-1]
 """How ranks train together whose step is a rung of a ladder."""
+IN_HALVES = replace(
+    OF_RUNGS, name="ddp_bfloat16", summary=f"{OF_RUNGS.summary}, of gradients in bfloat16", rows=(), halves=True
+)
+"""By torch's hook. Sums are in bfloat16, too; its exponents are float32's, so scaled gradients don't overflow."""
 
 
 class RankTrainer(Trainer):
@@ -87,6 +92,15 @@ class RankTrainer(Trainer):
     def never_sync(self) -> None:
         """Leave out the communication of DistributedDataParallel from now on."""
         self._may_sync = False
+
+    def send_halves(self) -> None:
+        """Have DistributedDataParallel send gradients in bfloat16 from now on, by torch's hook."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        group = process_group(backend_of(self.setup.device.type))
+        # DistributedDataParallel knows the hook by its name, and refuses it on a CPU, where it works.
+        hook = lambda state, bucket: bf16_compress_hook(state, bucket)  # noqa: E731, PLW0108
+        self._wrapped.register_comm_hook(group, hook)
 
     def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
         """Gradients are averaged over ranks once, in the backward of the last micro-batch."""

@@ -24,6 +24,7 @@ from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import (
+    IN_HALVES,
     OF_RUNGS,
     SHARDED,
     SHARDED_OURS,
@@ -126,7 +127,7 @@ def has_own_step(case: Case) -> str | None:
 
 def way_of(variant: str) -> Way:
     """How the ranks of a variant train together."""
-    return next((way for way in (*WAYS, *SHARDED, SHARDED_OURS) if way.name == variant), OF_RUNGS)
+    return next((way for way in (*WAYS, IN_HALVES, *SHARDED, SHARDED_OURS) if way.name == variant), OF_RUNGS)
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -228,6 +229,8 @@ def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
     made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
     if several and way.wrapped and not way.synced:
         made.never_sync()
+    if several and way.halves:
+        made.send_halves()
     return made
 
 

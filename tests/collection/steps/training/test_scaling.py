@@ -30,6 +30,7 @@ from tests.rare import rare
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
+WAYS_OF_ALL = ("replicas", "no_sync", "after", "ddp", "ddp_bfloat16")
 LLAMA_WAYS = ("replicas", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
 LLAMA_RUNGS = ("chunked_half", "fused_loss", "compile_ours")
 RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
@@ -58,7 +59,7 @@ def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
 )
 def test_a_cpu_has_no_such_step(catalogue: Catalogue, step: str, reason: str) -> None:
     asked = case("bert_scaling", "replicas", choices=(("model", "bert_toy"), ("step", step)))
-    for name in ("replicas", "no_sync", "after", "ddp"):
+    for name in WAYS_OF_ALL:
         refused = catalogue["bert_scaling"].variants[name].unsupported
         assert refused
         assert str(refused(asked)).startswith(f"{reason}: give step: eager")
@@ -89,7 +90,7 @@ def test_a_rung_s_ceiling_is_of_the_type_of_its_products(catalogue: Catalogue) -
 @pytest.mark.parametrize("world", [1, 8])
 def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, world: int) -> None:
     op = catalogue["swin_scaling"]
-    assert op.variants.keys() == {*RUNGS, "replicas", "no_sync", "after", "ddp"}
+    assert op.variants.keys() == {*RUNGS, *WAYS_OF_ALL}
     for name in RUNGS:
         refused = op.variants[name].unsupported
         assert refused
@@ -364,7 +365,7 @@ def test_gpus_train_together(op: str, step: str) -> None:
         pytest.skip("needs 2 GPUs")
     rungs = RUNGS if op == "swin_scaling" and step == "eager" else ()
     with Workers("cuda") as workers:
-        for variant in ("replicas", "no_sync", "after", "ddp", *rungs):
+        for variant in (*WAYS_OF_ALL, *rungs):
             found = workers.measure(Job(stepping(case(op, variant, device="cuda"), step), TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error
             told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}

@@ -12,36 +12,52 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _scaling
-from harness.collection.steps.training._ranks import FlatMean, host_mean
+from harness.collection.steps.training._ranks import FlatMean, RankTrainer, host_mean
 from harness.collection.steps.training._rungs import FLOAT32
 from harness.collection.steps.training._trainer import Setup
 from tests.one_test import one_test
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "wrapped", "averages", "syncs"),
+    ("name", "world", "wrapped", "averages", "asked"),
     [
-        ("replicas", 2, False, False, True),
-        ("no_sync", 2, True, False, False),
-        ("after", 2, False, True, True),
-        ("ddp", 2, True, False, True),
-        ("after", 1, False, False, True),
-        ("ddp", 1, False, False, True),
+        ("replicas", 2, False, False, []),
+        ("no_sync", 2, True, False, ["never"]),
+        ("after", 2, False, True, []),
+        ("ddp", 2, True, False, []),
+        ("ddp_bfloat16", 2, True, False, ["halves"]),
+        ("after", 1, False, False, []),
+        ("ddp", 1, False, False, []),
+        ("ddp_bfloat16", 1, False, False, []),
     ],
 )
 def test_gradients_are_averaged_by_torch_or_by_us_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, name: str, world: int, wrapped: bool, averages: bool, syncs: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, world: int, wrapped: bool, averages: bool, asked: list[str]
 ) -> None:
     told: list[str] = []
 
     def trainer(*_: object, **given: Any) -> Any:
-        return SimpleNamespace(**given, never_sync=lambda: told.append("never"))
+        asks = {"never_sync": lambda: told.append("never"), "send_halves": lambda: told.append("halves")}
+        return SimpleNamespace(**given, **asks)
 
     monkeypatch.setattr(_scaling, "RankTrainer", trainer)
     setup: Any = SimpleNamespace(device=torch.device("cpu"))
     monkeypatch.setattr("harness.collection.steps.training._ranks.process_group", lambda _backend: None)
     made: Any = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, world)
-    assert (made.wrapped, isinstance(made.mean, FlatMean), told) == (wrapped, averages, [] if syncs else ["never"])
+    assert (made.wrapped, isinstance(made.mean, FlatMean), told) == (wrapped, averages, asked)
+
+
+def test_gradients_are_sent_in_halves_by_torch_s_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    given: list[Any] = []
+    monkeypatch.setattr("harness.collection.steps.training._ranks.process_group", lambda backend: f"of {backend}")
+    monkeypatch.setattr(default_hooks, "bf16_compress_hook", lambda group, bucket: given.append((group, bucket)))
+    trainer: Any = RankTrainer.__new__(RankTrainer)
+    trainer.setup = SimpleNamespace(device=torch.device("cpu"))
+    trainer._wrapped = SimpleNamespace(register_comm_hook=lambda state, hook: hook(state, "a bucket"))
+    trainer.send_halves()
+    assert given == [("of gloo", "a bucket")]
 
 
 @pytest.mark.parametrize("seed", [5, 3_000_000_000, 2**32 - 1])
@@ -67,6 +83,7 @@ def test_all_ranks_begin_with_the_same_weights_and_have_data_of_their_own(
     ("device", "world", "name", "told"),
     [
         ("cuda", 2, "ddp", ["a step"]),
+        ("cuda", 2, "ddp_bfloat16", ["a step"]),
         ("cuda", 2, "after", ["a step"]),
         ("cuda", 2, "no_sync", []),
         ("cuda", 1, "ddp", []),

@@ -22,6 +22,7 @@ from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.ladder._trainer import StepSetup, StepTrainer, of_rank, tensors_of
 from harness.collection.steps.training import _facts
+from harness.collection.steps.training._capture import capture_stream
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import REHEARSED
 from harness.collection.steps.training._settings import (
@@ -93,10 +94,10 @@ def _unsteady(weights: Sequence[str]) -> Warning:
 
 
 def trainer_of(rung: LadderRung, setup: StepSetup) -> StepTrainer:
-    """The trainer; for a graph of several ranks made and rehearsed on another stream, as torch asks for it."""
+    """The trainer; for a graph of several ranks made and rehearsed on the stream of captures."""
     if setup.world == 1 or not rung.graph:
         return StepTrainer(rung, setup)
-    with side_stream():
+    with capture_stream():
         trainer = StepTrainer(rung, setup)
         _ranks.rehearse(trainer, REHEARSED)
     return trainer

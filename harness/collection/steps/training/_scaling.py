@@ -21,6 +21,7 @@ from harness.collection.ops.collectives._collectives import twice_the_rest
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.process_groups import unsupported_alone
 from harness.collection.steps.training import _facts, _timed_step
+from harness.collection.steps.training._capture import capture_stream
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import (
@@ -48,7 +49,6 @@ from harness.collection.steps.training._settings import (
     math_modes,
     reference_modes,
     seed_of,
-    side_stream,
 )
 from harness.collection.steps.training._sharded import ShardedTrainer
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
@@ -211,7 +211,7 @@ def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> R
     rung = replace(rung, graph=graph, compiled=_MODES.get(ctx.s.step, rung.compiled))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    with side_stream() if graph else nullcontext():
+    with capture_stream() if graph else nullcontext():
         trainer = trainer_of(way, rung, setup_of(ctx), ctx.group.size)
         if way.synced and ctx.group.size > 1:
             off.fill_(trainer.error_of_mean())

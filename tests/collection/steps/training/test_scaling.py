@@ -269,7 +269,7 @@ def test_the_mean_of_gradients_is_compared_where_there_is_one(
     trainer: Any = SimpleNamespace(error_of_mean=lambda: 0.25, rehearse=lambda: rehearsals.append(None))
     monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
     monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
-    monkeypatch.setattr(_scaling, "side_stream", nullcontext)
+    monkeypatch.setattr(_scaling, "capture_stream", nullcontext)
     ctx: Any = SimpleNamespace(s=SimpleNamespace(step=graph), group=SimpleNamespace(size=world))
     told = torch.zeros(())
     assert _scaling.trainer_as_asked(ctx, _scaling.way_of(way), FLOAT32, told) is trainer

@@ -36,6 +36,8 @@ OTHERS = [
     ("bert_scaling", "ddp", BERT),
     ("bert_scaling", "after", BERT),
     ("bert_scaling", "ddp_bfloat16", BERT),
+    ("bert_scaling", "buckets", BERT),
+    ("resnet50_scaling", "buckets", RESNET),
     ("llama_scaling", "fsdp", PARTS),  # its other ways, steps/training/test_sharded.py compares with one process
     ("bert_scaling", "replicas", BERT),
     ("bert_scaling", "no_sync", BERT),

@@ -17,7 +17,8 @@ WORLDS = (1, 2, 4, 8)
 KEY = re.compile(r"^world: .*$", re.MULTILINE)
 FILES = [file for file in sorted(SCENARIOS.glob("*.yaml")) if KEY.search(file.read_text(encoding="utf-8"))]
 CATALOGUE = Catalogue()
-NEED_OTHERS = ("nccl", "in_turn", "beside", "no_sync", "after", "ddp", "ddp_bfloat16", "fsdp", "fsdp_keep", "fsdp_ours")
+NEED_OTHERS = ("nccl", "in_turn", "beside", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets")
+SHARDED = ("fsdp", "fsdp_keep", "fsdp_ours")
 ALONE = "one device has nobody to communicate with: give world: 2 or more"
 
 
@@ -66,7 +67,7 @@ def test_what_a_world_cannot_do_is_refused_in_words(file: Path, tmp_path: Path) 
         refuse = CATALOGUE[case.op].variants[case.variant].unsupported
         refused = refuse(case) if refuse else None
         split = case.op in ("all_gather", "reduce_scatter", "all_to_all")
-        if case.world == 1 and case.variant in NEED_OTHERS:
+        if case.world == 1 and case.variant in NEED_OTHERS + SHARDED:
             assert refused == ALONE, case.id
         elif split and case.values["N"] < case.world:
             assert refused == f"2 elements can't be cut into {case.world} equal parts", case.id

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import Config
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.training._hidden import AFTER, OVERLAPPED, WITHOUT
+from harness.collection.steps.training._means import BucketMean, Mean
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._trainer import Setup, Trainer, whole
 
@@ -22,8 +23,6 @@ learn from each other in the first steps is how often each label comes. With lab
 there are many images: the losses of eight ranks would hardly fall, and no step could be judged by them."""
 REHEARSED = 12
 """Steps before a step of ranks is captured. Torch's notes on CUDA graphs ask for eleven of DistributedDataParallel."""
-Mean = Callable[[Sequence["torch.Tensor"]], None]
-"""Puts the mean over ranks in the place of the gradients of these weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,7 @@ class Way:
     all of them have the same weights after each step. sharded: whether each rank keeps a part of the weights, of the
     gradients and of the optimizer's state alone. keeps: whether weights that were gathered for a layer's forward are
     kept until its backward. halves: whether gradients are sent in bfloat16, which is half of their bytes.
+    buckets: whether gradients are averaged during the backward without DistributedDataParallel.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Way:
     sharded: bool = False
     keeps: bool = False
     halves: bool = False
+    buckets: bool = False
 
 
 WAYS = (
@@ -52,6 +53,8 @@ WAYS = (
     Way(AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
     Way(OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
 )
+_COPIED_AT_ONCE = "all-reduce during the backward, where one kernel copies all gradients of a bucket"
+IN_BUCKETS = Way("buckets", _COPIED_AT_ONCE, False, True, buckets=True)
 _LAYER_BY_LAYER = "FSDP2 of each layer: weights are gathered for its forward, and again for its backward"
 _FSDP = Way("fsdp", _LAYER_BY_LAYER, False, True, sharded=True)
 _KEPT = replace(_FSDP, name="fsdp_keep", summary="FSDP2 that keeps gathered weights until their backward", keeps=True)
@@ -76,6 +79,8 @@ class RankTrainer(Trainer):
         self._mean = mean
         self._wrapped: Any = None
         self._may_sync = True
+        if isinstance(mean, BucketMean):
+            mean.watch(self.weights)
         if wrapped:
             import torch
 
@@ -104,8 +109,10 @@ class RankTrainer(Trainer):
 
     def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
         """Gradients are averaged over ranks once, in the backward of the last micro-batch."""
-        syncs = self._wrapped is None or (last and self._may_sync)
-        return nullcontext() if syncs else self._wrapped.no_sync()
+        syncs = last and self._may_sync
+        if isinstance(self._mean, BucketMean):
+            self._mean.sends = syncs
+        return nullcontext() if syncs or self._wrapped is None else self._wrapped.no_sync()
 
     def rehearse(self) -> None:
         """Make the steps that have to be made before one is captured, and undo what was learnt from them.
@@ -188,36 +195,6 @@ def data_parallel(model: torch.nn.Module, device: torch.device, **options: bool)
         gradient_as_bucket_view=True,
         **options,
     )
-
-
-class FlatMean:
-    """Averages over ranks by one all-reduce of a buffer that holds all gradients, which are views of it afterwards."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._group = process_group(backend_of(device.type))
-        self._flat: torch.Tensor | None = None
-        self._views: list[torch.Tensor] = []
-
-    def __call__(self, weights: Sequence[torch.Tensor]) -> None:
-        """Replace the gradients of these weights, which must be the same weights each time."""
-        import torch
-        from torch import distributed
-
-        if self._flat is None:
-            self._make(weights)
-        torch._foreach_copy_(self._views, [weight.grad for weight in weights])
-        distributed.all_reduce(self._flat, distributed.ReduceOp.AVG, group=self._group)
-        for weight, view in zip(weights, self._views, strict=True):
-            weight.grad = view
-
-    def _make(self, weights: Sequence[torch.Tensor]) -> None:
-        import torch
-
-        self._flat = flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
-        start = 0
-        for weight in weights:
-            self._views.append(torch.as_strided(flat, weight.shape, weight.stride(), start))
-            start += weight.numel()
 
 
 def host_mean(weights: Sequence[torch.Tensor]) -> None:

@@ -24,13 +24,14 @@ from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._capture import capture_stream
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
+from harness.collection.steps.training._means import BucketMean, FlatMean
 from harness.collection.steps.training._ranks import (
+    IN_BUCKETS,
     IN_HALVES,
     OF_RUNGS,
     SHARDED,
     SHARDED_OURS,
     WAYS,
-    FlatMean,
     RankTrainer,
     Way,
     host_mean,
@@ -127,7 +128,8 @@ def has_own_step(case: Case) -> str | None:
 
 def way_of(variant: str) -> Way:
     """How the ranks of a variant train together."""
-    return next((way for way in (*WAYS, IN_HALVES, *SHARDED, SHARDED_OURS) if way.name == variant), OF_RUNGS)
+    ways = (*WAYS, IN_HALVES, IN_BUCKETS, *SHARDED, SHARDED_OURS)
+    return next((way for way in ways if way.name == variant), OF_RUNGS)
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -225,8 +227,10 @@ def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
     several = world > 1
     if several and way.sharded:
         return ShardedTrainer(rung, setup, keeps=way.keeps)
-    flat = FlatMean(setup.device) if several and way.synced and not way.wrapped else None
-    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
+    mean = None
+    if several and way.synced and not way.wrapped:
+        mean = BucketMean(setup.device) if way.buckets else FlatMean(setup.device)
+    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=mean)
     if several and way.wrapped and not way.synced:
         made.never_sync()
     if several and way.halves:

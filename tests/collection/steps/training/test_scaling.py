@@ -16,7 +16,7 @@ from harness.collection.models import MODELS as ALL_MODELS
 from harness.collection.steps.training import _scaling
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._ranks import LABELS, WAYS, FlatMean, RankTrainer, Way
+from harness.collection.steps.training._ranks import LABELS, WAYS, RankTrainer, Way
 from harness.collection.steps.training._rungs import FLOAT32, Rung
 from harness.collection.steps.training._trainer import SCALE, Setup
 from harness.devices.cpu import Cpu
@@ -30,7 +30,7 @@ from tests.rare import rare
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
-WAYS_OF_ALL = ("replicas", "no_sync", "after", "ddp", "ddp_bfloat16")
+WAYS_OF_ALL = ("replicas", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets")
 LLAMA_WAYS = ("replicas", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
 LLAMA_RUNGS = ("chunked_half", "fused_loss", "compile_ours")
 RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
@@ -307,24 +307,6 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch,
     launch(seen)
     assert seen.losses.tolist()[-1] == 11
     assert told == ({TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens} if model == "bert_toy" else {})
-
-
-def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.collection.steps.training._ranks.process_group", lambda _backend: None)
-    half = {torch.distributed.ReduceOp.AVG: 0.5}  # the other rank has none
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat, how, group: flat.mul_(half[how]))
-    weights = [torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last), torch.randn(5)]
-    mean = FlatMean(torch.device("cpu"))
-    for _ in range(2):  # the buffer is used again
-        gradients = [torch.randn_like(weight) for weight in weights]
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient.clone()
-        mean(weights)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            assert weight.grad is not None
-            assert torch.equal(weight.grad, gradient / 2)
-            assert weight.grad.stride() == weight.stride()
-    assert len({weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None}) == 1
 
 
 @pytest.mark.parametrize("enabled", [True, False])

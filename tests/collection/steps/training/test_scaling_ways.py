@@ -12,27 +12,30 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _scaling
-from harness.collection.steps.training._ranks import FlatMean, RankTrainer, host_mean
+from harness.collection.steps.training._means import BucketMean, FlatMean
+from harness.collection.steps.training._ranks import RankTrainer, host_mean
 from harness.collection.steps.training._rungs import FLOAT32
 from harness.collection.steps.training._trainer import Setup
 from tests.one_test import one_test
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "wrapped", "averages", "asked"),
+    ("name", "world", "wrapped", "mean", "asked"),
     [
-        ("replicas", 2, False, False, []),
-        ("no_sync", 2, True, False, ["never"]),
-        ("after", 2, False, True, []),
-        ("ddp", 2, True, False, []),
-        ("ddp_bfloat16", 2, True, False, ["halves"]),
-        ("after", 1, False, False, []),
-        ("ddp", 1, False, False, []),
-        ("ddp_bfloat16", 1, False, False, []),
+        ("replicas", 2, False, None, []),
+        ("no_sync", 2, True, None, ["never"]),
+        ("after", 2, False, FlatMean, []),
+        ("ddp", 2, True, None, []),
+        ("ddp_bfloat16", 2, True, None, ["halves"]),
+        ("buckets", 2, False, BucketMean, []),
+        ("after", 1, False, None, []),
+        ("ddp", 1, False, None, []),
+        ("ddp_bfloat16", 1, False, None, []),
+        ("buckets", 1, False, None, []),
     ],
 )
 def test_gradients_are_averaged_by_torch_or_by_us_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, name: str, world: int, wrapped: bool, averages: bool, asked: list[str]
+    monkeypatch: pytest.MonkeyPatch, name: str, world: int, wrapped: bool, mean: type | None, asked: list[str]
 ) -> None:
     told: list[str] = []
 
@@ -42,9 +45,9 @@ def test_gradients_are_averaged_by_torch_or_by_us_or_not_at_all(
 
     monkeypatch.setattr(_scaling, "RankTrainer", trainer)
     setup: Any = SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr("harness.collection.steps.training._ranks.process_group", lambda _backend: None)
+    monkeypatch.setattr("harness.collection.steps.training._means.process_group", lambda _backend: None)
     made: Any = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, world)
-    assert (made.wrapped, isinstance(made.mean, FlatMean), told) == (wrapped, averages, asked)
+    assert (made.wrapped, made.mean if mean is None else type(made.mean), told) == (wrapped, mean, asked)
 
 
 def test_gradients_are_sent_in_halves_by_torch_s_hook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +87,7 @@ def test_all_ranks_begin_with_the_same_weights_and_have_data_of_their_own(
     [
         ("cuda", 2, "ddp", ["a step"]),
         ("cuda", 2, "ddp_bfloat16", ["a step"]),
+        ("cuda", 2, "buckets", ["a step"]),
         ("cuda", 2, "after", ["a step"]),
         ("cuda", 2, "no_sync", []),
         ("cuda", 1, "ddp", []),

@@ -1,0 +1,117 @@
+"""Means of gradients over ranks, in buffers that hold many gradients: after the backward, or during the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.collection.ops.process_groups import backend_of, process_group
+
+if TYPE_CHECKING:
+    import torch
+
+BUCKET = 25 * 2**20
+"""Bytes of a bucket, as DistributedDataParallel has them by default; a single gradient may have more."""
+Mean = Callable[[Sequence["torch.Tensor"]], None]
+"""Puts the mean over ranks in the place of the gradients of these weights."""
+
+
+class Buffer:
+    """Memory for the gradients of some weights, each as a view with the layout of its weight."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], group: Any) -> None:
+        import torch
+
+        self.weights, self._group = weights, group
+        self._flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
+        self._views: list[torch.Tensor] = []
+        start = 0
+        for weight in weights:
+            self._views.append(torch.as_strided(self._flat, weight.shape, weight.stride(), start))
+            start += weight.numel()
+
+    def send(self, *, waits: bool) -> Any:
+        """Copy all gradients by one kernel, and average them over ranks; gradients are views of the buffer then.
+
+        Without waits, what is averaged may be read after wait() of what is given.
+        """
+        import torch
+        from torch import distributed
+
+        torch._foreach_copy_(self._views, [weight.grad for weight in self.weights])
+        for weight, view in zip(self.weights, self._views, strict=True):
+            weight.grad = view
+        return distributed.all_reduce(self._flat, distributed.ReduceOp.AVG, group=self._group, async_op=not waits)
+
+
+class FlatMean:
+    """Averages over ranks by one all-reduce of a buffer that holds all gradients, which are views of it afterwards."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._group = process_group(backend_of(device.type))
+        self._buffer: Buffer | None = None
+
+    def __call__(self, weights: Sequence[torch.Tensor]) -> None:
+        """Replace the gradients of these weights, which must be the same weights each time."""
+        if self._buffer is None:
+            self._buffer = Buffer(weights, self._group)
+        self._buffer.send(waits=True)
+
+
+class BucketMean:
+    """Averages over ranks during the backward, as DistributedDataParallel does, bucket by bucket.
+
+    DistributedDataParallel copies each gradient by a kernel of its own as soon as the gradient is there. Here one
+    kernel copies all gradients of a bucket once the last of them is there. Buckets are sent in the same order on all
+    ranks, from the last weights on, whose gradients come first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._group = process_group(backend_of(device.type))
+        self.sends = True
+        """Whether the backward that runs averages gradients."""
+        self._buckets: list[Buffer] = []
+        self._missing: list[int] = []
+        self._works: list[Any] = []
+
+    def watch(self, weights: Sequence[torch.Tensor]) -> None:
+        """Average the gradients of these weights in each backward from now on."""
+        for some in bucketed(weights[::-1]):
+            for weight in some:
+                weight.register_post_accumulate_grad_hook(self._hook(len(self._buckets)))
+            self._buckets.append(Buffer(some, self._group))
+        self._begin()
+
+    def __call__(self, weights: Sequence[torch.Tensor]) -> None:
+        """Wait for the mean of the gradients of all weights. Raises RuntimeError where a weight had no gradient."""
+        if len(self._works) < len(self._buckets):
+            raise RuntimeError(f"{sum(self._missing)} of {len(weights)} weights had no gradient in the backward")
+        for work in self._works:
+            work.wait()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._missing, self._works = [len(bucket.weights) for bucket in self._buckets], []
+
+    def _hook(self, bucket: int) -> Callable[[torch.Tensor], None]:
+        def ready(_: torch.Tensor) -> None:
+            if not self.sends:
+                return
+            self._missing[bucket] -= 1
+            while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
+                self._works.append(self._buckets[len(self._works)].send(waits=False))
+
+        return ready
+
+
+def bucketed(weights: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The weights in buckets of up to BUCKET bytes, in their order."""
+    buckets: list[list[torch.Tensor]] = []
+    room = 0
+    for weight in weights:
+        room -= weight.nbytes
+        if room < 0:
+            buckets.append([])
+            room = BUCKET - weight.nbytes
+        buckets[-1].append(weight)
+    return buckets

@@ -123,9 +123,8 @@ def _of_communication(whole: LostPart, facts: Mapping[str, float], step: float) 
     low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
     bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
     yield LostPart("NCCL's kernels with no kernel beside them", "trace", bare)
-    yield LostPart(
-        "the rest: slower kernels beside NCCL's, gaps, the host", f"{whole.how} - the line above", whole.lost - bare
-    )
+    rest = "the rest: copies to buckets, slower kernels beside NCCL's, gaps"
+    yield LostPart(rest, f"{whole.how} - the line above", whole.lost - bare)
 
 
 def _answer(parts: Sequence[LostPart], step: float) -> str:

@@ -299,7 +299,7 @@ def _loop(rung: LadderRung, ranks: Ranks | None, *, by_name: bool) -> Iterator[s
         yield "        step(batch)"
         yield "torch.cuda.current_stream().wait_stream(side)"
         yield "graph = torch.cuda.CUDAGraph()"
-        mode = ', capture_error_mode="thread_local"' if ranks else ""
+        mode = ', stream=side, capture_error_mode="thread_local"' if ranks else ""
         yield f"with torch.cuda.graph(graph{mode}):"
         yield "    loss = step(batch)"
         yield "for number in range(10):"

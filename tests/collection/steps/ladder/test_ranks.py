@@ -114,7 +114,7 @@ def test_a_graph_of_parts_is_in_its_own_words_and_its_code_has_a_stream():
     compile(text, "faster.py", "exec")
     order = ["fully_shard(model", "side = torch.cuda.Stream()", "with torch.cuda.stream(side):", "graph = torch.cuda"]
     assert [text.index(line) for line in order] == sorted(text.index(line) for line in order)
-    assert 'torch.cuda.graph(graph, capture_error_mode="thread_local")' in text
+    assert 'torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")' in text
     assert "'capturable': True" in text
 
 

@@ -30,6 +30,7 @@
 #endif
 
 #include "norm_grad.cuh"
+#include "norm_grad_total.cuh"
 
 using T = SCALAR;
 
@@ -70,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
 // The last step of 1 and 2.
 extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
     add_rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts,
-                            unsigned columns) {
-  column_total(partial, dgamma, 0, parts, columns);
+                            unsigned columns, unsigned team) {
+  column_total(partial, dgamma, 0, parts, columns, team);
 }
 
 #elif defined(STAGES)

@@ -27,6 +27,7 @@
 #include "norm_grad_beside.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"
+#include "norm_grad_total.cuh"
 
 using T = SCALAR;
 
@@ -56,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
 // The last step of all kernels here; blockIdx.y tells dgamma from dbeta.
 extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
     layer_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, T* __restrict__ dbeta,
-                          unsigned parts, unsigned columns) {
-  column_total(partial, blockIdx.y ? dbeta : dgamma, blockIdx.y, parts, columns);
+                          unsigned parts, unsigned columns, unsigned team) {
+  column_total(partial, blockIdx.y ? dbeta : dgamma, blockIdx.y, parts, columns, team);
 }
 #endif
 

@@ -6,8 +6,8 @@
 //   dgamma = sum of dy * xhat, dbeta = sum of dy              over the rows
 //
 // One pass over the rows has to make sums over a row and sums over columns. No sum is made with atomics: blocks, or
-// groups of rows, write their sums of columns side by side as floats, (parts, columns), and column_total adds these in
-// a fixed order, so that results repeat bit by bit. Where there is a single part, it is the result.
+// groups of rows, write their sums of columns side by side as floats, (parts, columns), and norm_grad_total.cuh adds
+// these in a fixed order, so that results repeat bit by bit. Where there is a single part, it is the result.
 //
 // This file has the formulas, the sums of columns, and the kernels that read single elements. norm_grad_tiles.cuh has
 // the kernel that reads dy and x once, ahead of the work; norm_grad_beside.cuh the kernel for few rows, which has no
@@ -129,44 +129,6 @@ struct ColumnSums {
   __device__ __forceinline__ float* own(unsigned which) const { return partial + (which * parts + part) * columns; }
   __device__ __forceinline__ Element* result(unsigned which) const { return which ? dbeta : dgamma; }
 };
-
-// A block of up to TOTAL_BLOCK threads adds the parts of TOTAL_COLUMNS columns: few columns, so that blocks are many where
-// a row is short. A thread starts to load up to TOTAL_AHEAD parts before it adds them, so that it waits for memory once.
-constexpr unsigned TOTAL_BLOCK = 1024, TOTAL_COLUMNS = 8, TOTAL_AHEAD = 8;
-// Adds the values of the threads of a warp that have the same column.
-__device__ __forceinline__ float sum_of_column(float sum) {
-#pragma unroll
-  for (unsigned step = TOTAL_COLUMNS; step < WARP; step *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-  return sum;
-}
-template <typename Element>
-__device__ __forceinline__ void column_total(const float* __restrict__ partial, Element* __restrict__ to,
-                                             unsigned which, unsigned parts, unsigned columns) {
-  __shared__ float sums[TOTAL_BLOCK / WARP][TOTAL_COLUMNS];
-  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-  const unsigned own = lane % TOTAL_COLUMNS, place = blockIdx.x * TOTAL_COLUMNS + own;
-  const unsigned step = blockDim.x / TOTAL_COLUMNS;
-  const float* from = partial + static_cast<long long>(which) * parts * columns + place;
-  float sum = 0.0f;
-  for (unsigned part = threadIdx.x / TOTAL_COLUMNS; part < parts; part += TOTAL_AHEAD * step) {
-    float ahead[TOTAL_AHEAD];
-#pragma unroll
-    for (unsigned k = 0; k < TOTAL_AHEAD; ++k) {
-      const unsigned at = part + k * step;
-      ahead[k] = at < parts && place < columns ? from[static_cast<long long>(at) * columns] : 0.0f;
-    }
-#pragma unroll
-    for (float value : ahead) sum += value;
-  }
-  sum = sum_of_column(sum);
-  if (lane < TOTAL_COLUMNS) sums[warp][own] = sum;
-  __syncthreads();
-  if (warp > 0) return;
-  sum = 0.0f;
-  for (unsigned w = lane / TOTAL_COLUMNS; w < warps; w += WARP / TOTAL_COLUMNS) sum += sums[w][own];
-  sum = sum_of_column(sum);
-  if (lane < TOTAL_COLUMNS && place < columns) to[order_of<Element>(columns).column(place)] = Element(sum);
-}
 
 // ---- A kernel for each result. Nothing is kept between them, so dy is read three times and x twice.
 

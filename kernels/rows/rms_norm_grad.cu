@@ -21,6 +21,7 @@
 #include "norm_grad_beside.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"
+#include "norm_grad_total.cuh"
 
 using T = SCALAR;
 
@@ -38,8 +39,9 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
 }
 // The last step of all kernels here.
 extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
-    rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts, unsigned columns) {
-  column_total(partial, dgamma, 0, parts, columns);
+    rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts, unsigned columns,
+                        unsigned team) {
+  column_total(partial, dgamma, 0, parts, columns, team);
 }
 #endif
 

@@ -123,11 +123,21 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
 
 
 @pytest.mark.slow  # on a GPU test_layer_norm_grad.py has it
-@pytest.mark.parametrize("threads", [1024, 32])
-def test_partial_sums_are_added_by_several_warps_or_in_several_turns(catalogue, gpu, monkeypatch, threads):
+@pytest.mark.parametrize(
+    ("changed", "columns"),
+    [
+        ({}, 13),
+        ({"_TOTAL_BLOCK": 32}, 24),  # several turns
+        ({"_TOTAL_AHEAD": 1}, 13),  # 16 warps
+        ({"_RESIDENT_BLOCKS": 0}, 24),  # several teams of a block, of which one has no columns
+        ({"_RESIDENT_BLOCKS": 0, "_TOTAL_AHEAD": 4}, 13),
+    ],
+)
+def test_partial_sums_are_added_by_teams_of_any_size(catalogue, gpu, monkeypatch, changed, columns):
     gpu.multiprocessors = 132  # one part of each column for every 32 rows: 47 parts
-    monkeypatch.setattr(_norm_grad, "_TOTAL_BLOCK", threads)
-    case = case_of(catalogue["layer_norm_grad"], "tuned", "float16", {"M": 1500, "N": 13})
+    for name, value in changed.items():
+        monkeypatch.setattr(_norm_grad, name, value)
+    case = case_of(catalogue["layer_norm_grad"], "tuned", "float16", {"M": 1500, "N": columns})
     for gpu.order in (1, 2):
         assert complaint(gpu, catalogue[case.op], case, {"x": 1}) is None
     assert gpu.launched.count("layer_norm_grad_total") == 2

@@ -33,10 +33,12 @@ _GRID = 2**31 - 1  # blocks along x
 _GRID_Y = 2**16 - 1
 _COLUMNS = 2**31  # a row has fewer columns, so that kernels can count them in 32 bits
 
-# Threads of blocks, as in norm_grad.cuh and norm_grad_spread.cuh.
+# Threads of blocks, as in norm_grad_total.cuh and norm_grad_spread.cuh.
 _TOTAL_BLOCK = 1024
-_TOTAL_COLUMNS = 8  # of a block that adds partial sums
+_TOTAL_COLUMNS = 8  # of a team that adds partial sums
 _TOTAL_AHEAD = 8  # partial sums that a thread loads before it adds them
+_TOTAL_TEAMS = 256  # threads of a block that several teams share
+_RESIDENT_BLOCKS = 32  # that a multiprocessor runs at a time
 _SUM_BLOCK = 128
 _SPREAD_BLOCK = 256
 
@@ -140,9 +142,10 @@ class _ColumnSums:
     def __init__(self, case: _GradCase, parts: int) -> None:
         self.partial = case.floats(case.sums, parts, case.columns) if parts > 1 else None
         self._kernel = case.kernel("total") if parts > 1 else None
-        self._grid = blocks(case.columns, _TOTAL_COLUMNS), case.sums
-        self._threads = _total_threads(parts)
-        self._sizes = ctypes.c_uint32(parts), ctypes.c_uint32(case.columns)
+        team, teams = _total_teams(parts, blocks(case.columns, _TOTAL_COLUMNS) * case.sums, cuda.multiprocessors())
+        self._grid = blocks(case.columns, _TOTAL_COLUMNS * teams), case.sums
+        self._threads = teams * team
+        self._sizes = tuple(map(ctypes.c_uint32, (parts, case.columns, team)))
 
     def of(self, which: int) -> torch.Tensor | None:
         """The memory for the sums of dgamma (which = 0) or of dbeta (1)."""
@@ -154,10 +157,15 @@ class _ColumnSums:
             self._kernel(self._grid, self._threads, self.partial, *_results(t), *self._sizes)
 
 
-def _total_threads(parts: int) -> int:
-    """Threads of each block that adds partial sums: so many that each loads all of its parts at once, if they can."""
+def _total_teams(parts: int, count: int, multiprocessors: int) -> tuple[int, int]:
+    """(threads of a team, teams of a block), where there are `count` teams that add `parts` partial sums each.
+
+    A team has so many threads that each loads all of its parts at once, if they can. Small teams share blocks where
+    there are more teams than a GPU could run at a time as blocks.
+    """
     a_warp = WARP // _TOTAL_COLUMNS * _TOTAL_AHEAD
-    return min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, a_warp)))
+    team = min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, a_warp)))
+    return team, max(1, _TOTAL_TEAMS // team) if count > _RESIDENT_BLOCKS * multiprocessors else 1
 
 
 def _statistics(t: Tensors) -> tuple[Any, ...]:

@@ -14,9 +14,10 @@ from harness.collection.ops.chip import MOST_BLOCKS, RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
 
 FLOAT = 4  # bytes
-# Packs of a row of halves up to which two rows share a reduction, by `sums`: the less arithmetic there is, the longer
-# are the rows for which that pays. With one sum, all rows that have a thread for each pack of a row do.
+# Packs of a row of halves up to which a thread has one of them, by `sums`: the less arithmetic there is, the longer are
+# the rows for which that pays. First where two rows share a reduction, then where a row has its own.
 _SHARED_HALVES = {1: 1024, 2: 128}
+_ALONE_HALVES = {1: 512, 2: 128}
 RESIDENT_WITH_SUMS = 512  # threads of a multiprocessor, as in norm_grad.cuh
 
 _TEAM_BLOCK = 128  # threads of a block, where lanes of a warp are a team
@@ -116,7 +117,8 @@ class NormGradPlan:
         # It pays if the team wants them, there is room for all stages, and every team gets two rows.
         if two is not None and two.stages == _MOST_STAGES and blocks(rows, team.at_once) > two.teams:
             yield two
-        one = cls.on_tiles(rows, row, replace(team, at_once=1), 1, chip)
+        alone = row.team_of_blocks(team.cluster, shared=False)
+        one = cls.on_tiles(rows, row, replace(alone, at_once=1), 1, chip) if alone else None
         if one is not None:
             yield one
 
@@ -253,14 +255,15 @@ class Row:
         # Either one block, or many small ones: some blocks work while other blocks wait.
         return [1, MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [MOST_BLOCKS]
 
-    def team_of_blocks(self, cluster: int) -> TeamShape | None:
+    def team_of_blocks(self, cluster: int, *, shared: bool = True) -> TeamShape | None:
         """The team of so many blocks; None where a row is too long for it.
 
-        A thread may lack only its last chunk of a row, in the cluster's last block too.
+        shared: whether two rows may share a reduction. A thread may lack only its last chunk of a row, in the cluster's
+        last block too.
         """
         share = blocks(self.chunks, cluster)
         last = self.chunks - (cluster - 1) * share
-        kept = max(1, self.wanted(cluster) // self.size)
+        kept = max(1, self.wanted(cluster, shared=shared) // self.size)
         if not self.singles:
             kept = max(1, min(kept, share // _FEWEST_THREADS))
         # Threads with so little of a row need few registers, so that more of them fit.
@@ -293,12 +296,15 @@ class Row:
             return _THREAD_STEP // 2
         return _THREAD_STEP
 
-    def wanted(self, cluster: int) -> int:
-        """Elements of one row that a thread should have: a step, or half of one where two rows or more threads pay."""
+    def wanted(self, cluster: int, *, shared: bool) -> int:
+        """Elements of one row that a thread should have: a step, or half of one where two rows or more threads pay.
+
+        shared: as in team_of_blocks.
+        """
         if self.singles:
-            shared = cluster == 1
+            half = cluster == 1
         elif self.halves:
-            shared = cluster == 1 and self.chunks <= _SHARED_HALVES[self.sums]
+            half = cluster == 1 and self.chunks <= (_SHARED_HALVES if shared else _ALONE_HALVES)[self.sums]
         else:
-            shared = self.sums == 1
-        return self.step(cluster) // 2 if shared else self.step(cluster)
+            half = self.sums == 1
+        return self.step(cluster) // 2 if half else self.step(cluster)

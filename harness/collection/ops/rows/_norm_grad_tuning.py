@@ -108,7 +108,7 @@ def tiles_plan(case: Case, sums: int, plan: Plan) -> NormGradPlan | None:
             None if (cluster, at_once) != (1, team.at_once) else NormGradPlan.on_tiles(rows, row, team, tile_rows, chip)
         )
     else:
-        wide = row.team_of_blocks(cluster)
+        wide = row.team_of_blocks(cluster, shared=at_once > 1)
         if wide is None or (row.singles and at_once > 1):
             return None
         found = NormGradPlan.on_tiles(rows, row, replace(wide, at_once=at_once), at_once, chip)

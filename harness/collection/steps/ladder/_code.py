@@ -291,8 +291,10 @@ def _loop(rung: LadderRung, ranks: Ranks | None, *, by_name: bool) -> Iterator[s
         yield "    loss = step(batch)  # of your loader's next batch"
         yield f"    {told}"
     else:
-        if not ranks or rung.is_sharded:
+        if not ranks:
             yield "side = torch.cuda.Stream()  # steps before a capture run on another stream"
+        elif rung.is_sharded:
+            yield "side = torch.cuda.Stream()  # of the capture, and of the steps before it"
         yield "side.wait_stream(torch.cuda.current_stream())"
         yield "with torch.cuda.stream(side):"
         yield f"    for _ in range({REHEARSED if ranks else 3}):"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 BUCKET = 25 * 2**20
-"""Bytes of a bucket, as DistributedDataParallel has them by default; a single gradient may have more."""
+"""Bytes with which a bucket is full, as DistributedDataParallel has them by default but for its first bucket."""
 Mean = Callable[[Sequence["torch.Tensor"]], None]
 """Puts the mean over ranks in the place of the gradients of these weights."""
 
@@ -31,7 +32,7 @@ class Buffer:
             start += weight.numel()
 
     def send(self, *, waits: bool) -> Any:
-        """Copy all gradients by one kernel, and average them over ranks; gradients are views of the buffer then.
+        """Copy all gradients together, and average them over ranks; gradients are views of the buffer then.
 
         Without waits, what is averaged may be read after wait() of what is given.
         """
@@ -62,8 +63,8 @@ class BucketMean:
     """Averages over ranks during the backward, as DistributedDataParallel does, bucket by bucket.
 
     DistributedDataParallel copies each gradient by a kernel of its own as soon as the gradient is there. Here one
-    kernel copies all gradients of a bucket once the last of them is there. Buckets are sent in the same order on all
-    ranks, from the last weights on, whose gradients come first.
+    kernel, or few, copy all gradients of a bucket once the last of them is there. Buckets are sent in the same order on
+    all ranks, from the last weights on, whose gradients come first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,7 +79,7 @@ class BucketMean:
         """Average the gradients of these weights in each backward from now on."""
         for some in bucketed(weights[::-1]):
             for weight in some:
-                weight.register_post_accumulate_grad_hook(self._hook(len(self._buckets)))
+                weight.register_post_accumulate_grad_hook(_hook(weakref.ref(self), len(self._buckets)))
             self._buckets.append(Buffer(some, self._group))
         self._begin()
 
@@ -93,25 +94,35 @@ class BucketMean:
     def _begin(self) -> None:
         self._missing, self._works = [len(bucket.weights) for bucket in self._buckets], []
 
-    def _hook(self, bucket: int) -> Callable[[torch.Tensor], None]:
-        def ready(_: torch.Tensor) -> None:
-            if not self.sends:
-                return
-            self._missing[bucket] -= 1
-            while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
-                self._works.append(self._buckets[len(self._works)].send(waits=False))
+    def ready(self, bucket: int) -> None:
+        """Send what can be sent after another gradient of a bucket. Raises RuntimeError for one too many."""
+        if not self.sends:
+            return
+        if not self._missing[bucket]:
+            raise RuntimeError("a second backward began before the means of the first one were taken")
+        self._missing[bucket] -= 1
+        while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
+            self._works.append(self._buckets[len(self._works)].send(waits=False))
 
-        return ready
+
+def _hook(mean: weakref.ref[BucketMean], bucket: int) -> Callable[[torch.Tensor], None]:
+    """What a weight calls. A weight that kept its mean alive, which keeps the weight alive, would never be freed."""
+
+    def ready(_: torch.Tensor) -> None:
+        if (found := mean()) is not None:
+            found.ready(bucket)
+
+    return ready
 
 
 def bucketed(weights: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The weights in buckets of up to BUCKET bytes, in their order."""
+    """The weights in buckets, in their order. A weight that reaches BUCKET bytes is the last one of its bucket."""
     buckets: list[list[torch.Tensor]] = []
     room = 0
     for weight in weights:
-        room -= weight.nbytes
-        if room < 0:
+        if room <= 0:
             buckets.append([])
-            room = BUCKET - weight.nbytes
+            room = BUCKET
         buckets[-1].append(weight)
+        room -= weight.nbytes
     return buckets

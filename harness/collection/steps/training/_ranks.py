@@ -53,7 +53,7 @@ WAYS = (
     Way(AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
     Way(OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
 )
-_COPIED_AT_ONCE = "all-reduce during the backward, where one kernel copies all gradients of a bucket"
+_COPIED_AT_ONCE = "all-reduce during the backward, where few kernels copy all gradients of a bucket"
 IN_BUCKETS = Way("buckets", _COPIED_AT_ONCE, False, True, buckets=True)
 _LAYER_BY_LAYER = "FSDP2 of each layer: weights are gathered for its forward, and again for its backward"
 _FSDP = Way("fsdp", _LAYER_BY_LAYER, False, True, sharded=True)

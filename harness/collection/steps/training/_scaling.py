@@ -115,6 +115,8 @@ def cant_run(way: Way, case: Case) -> str | None:
         return why
     if case.device == "cpu" and step in _OF_GPUS:
         return f"{_OF_GPUS[step]}: give step: eager, or compile"
+    if way.buckets and step in _MODES:
+        return "torch.compile gives all gradients at once, so that no bucket is sent before: give step: eager, or graph"
     return unsupported_alone(case) if way.wrapped or way.synced else None
 
 

@@ -245,6 +245,15 @@ def test_two_warps_may_share_strips_of_long_windows(tokens, size, choices, ruled
         assert tuning.rule(case) == {"sharers": ruled}
 
 
+@one_test(
+    ("arch", "bias", "sharers"), [("sm_80", "yes", 1), ("sm_80", "no", 2), ("sm_120", "yes", 1), ("sm_100", "yes", 2)]
+)
+def test_two_warps_share_strips_by_rule_where_a_block_has_room_for_their_sums(arch, bias, sharers):
+    case = case_of("tuned", "bfloat16", values(8, 2, 144, 32, bias=bias))
+    with assuming(KNOWN[arch]):
+        assert OP.variants["tuned"].tuning.rule(case) == {"sharers": sharers}
+
+
 @one_test(("windows", "heads"), [(8192, 4), (256, 24), (1, 1), (64, 1000), (0, 3), (5000, 7)])
 def test_blocks_share_windows_evenly(windows, heads):
     plan = AttentionGradPlan.of(49, 32, has_bias=True, chip=H200)

@@ -7,10 +7,12 @@ import itertools
 import pytest
 
 from harness.collection.ops.chip import H200, Chip
-from harness.collection.ops.rows._norm_grad import _total_threads
+from harness.collection.ops.rows._norm_grad import _total_teams
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
+from tests.one_test import one_test
 
 A100 = Chip(108, clusters=False, shared=163 * 1024)
+NARROW = Chip(128, clusters=False, shared=99 * 1024)  # as sm_89 and sm_120
 ROWS = (1, 2, 4, 5, 8, 132, 1000, 2**17)
 COLUMNS = (
     *range(1, 300),
@@ -107,6 +109,32 @@ def test_tiles_are_worth_it_for_small_matrices_since_spread_rows_take_a_third_ke
     assert worth(132, 1024, 2).teams == 132
 
 
-def test_threads_that_add_parts_load_all_of_their_parts_at_once():
+def test_teams_that_add_parts_load_all_of_their_parts_at_once():
     # A warp loads 32 parts at once, four for each of 8 columns at a time.
-    assert [_total_threads(parts) for parts in (2, 32, 33, 132, 528, 1000)] == [32, 32, 64, 256, 1024, 1024]
+    found = [_total_teams(parts, 500, 132) for parts in (2, 32, 33, 132, 528, 1000)]
+    assert found == [(team, 1) for team in (32, 32, 64, 256, 1024, 1024)]
+
+
+def test_small_teams_share_blocks_where_teams_are_many():
+    # An H200 runs 32 x 132 blocks at a time.
+    assert [_total_teams(16, count, 132) for count in (4224, 4225)] == [(32, 1), (32, 8)]
+    assert [_total_teams(parts, 30_000, 132) for parts in (66, 132, 528)] == [(128, 2), (256, 1), (1024, 1)]
+
+
+@one_test(
+    ("rows", "columns", "chip", "kept", "threads", "at_once"),
+    [
+        (8192, 5120, H200, 1, 640, 2),
+        (8192, 8192, H200, 1, 1024, 2),
+        (264, 4104, H200, 2, 288, 1),  # each team has one pair of rows
+        (8192, 4096, H200, 1, 512, 2),
+        (64, 4096, H200, 1, 512, 1),
+        (8192, 5120, NARROW, 2, 320, 1),  # no room for two rows and three stages
+        (8192, 4096, NARROW, 1, 512, 2),
+    ],
+)
+def test_a_thread_has_one_pack_of_a_longer_row_where_two_rows_share_a_reduction(
+    rows, columns, chip, kept, threads, at_once
+):
+    team = NormGradPlan.of(rows, columns, 2, 1, chip).team
+    assert (team.kept, team.threads, team.at_once) == (kept, threads, at_once)

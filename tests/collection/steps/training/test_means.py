@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,7 +87,7 @@ def watching(weights: Sequence[Tensor]) -> BucketMean:
     return mean
 
 
-@pytest.mark.parametrize(("size", "elements"), [(1, [4, 5, 24]), (36, [9, 24]), (2**20, [33])])
+@pytest.mark.parametrize(("size", "elements"), [(1, [4, 5, 24]), (17, [9, 24]), (2**20, [33])])
 def test_buckets_are_sent_in_the_backward(
     monkeypatch: pytest.MonkeyPatch, sent: list[int], size: int, elements: list[int]
 ) -> None:
@@ -106,13 +108,14 @@ def test_all_ranks_send_in_one_order_whichever_gradient_comes_first(
 ) -> None:
     monkeypatch.setattr(_means, "BUCKET", 1)
     weights = weights_of()
-    watching(weights)
+    mean = watching(weights)
     (weights[0] * 2).sum().backward()
     assert sent == []  # its bucket is the last one
     (weights[2] * 2).sum().backward()
     assert sent == [4]
     (weights[1] * 2).sum().backward()
     assert sent == [4, 5, 24]
+    mean(weights)
 
 
 def test_a_backward_of_each_rank_for_itself_sends_nothing(sent: list[int]) -> None:
@@ -137,7 +140,42 @@ def test_a_weight_without_gradient_is_told(sent: list[int]) -> None:
     assert sent == []
 
 
-def test_a_gradient_larger_than_a_bucket_has_its_own() -> None:
-    sizes = [1, 2, _means.BUCKET // 4 + 1, 3, _means.BUCKET // 4 - 3, 1]
+def test_gradients_of_micro_batches_are_sent_after_the_last_one(sent: list[int]) -> None:
+    weights = weights_of()
+    mean = watching(weights)
+    mean.sends = False
+    first = backward(weights)
+    mean.sends = True
+    second = [torch.randn_like(weight) for weight in weights]
+    torch.autograd.backward(weights, second)
+    mean(weights)
+    assert sent == [33]
+    assert_mean(weights, [one + other for one, other in zip(first, second, strict=True)])
+
+
+def test_a_second_backward_before_the_means_are_taken_is_refused(sent: list[int]) -> None:
+    weights = weights_of()
+    mean = watching(weights)
+    backward(weights)
+    with pytest.raises(RuntimeError, match="a second backward"):
+        backward(weights)
+    assert sent == [33]
+    mean(weights)
+
+
+def test_weights_and_their_buckets_are_freed(sent: list[int]) -> None:
+    weights = weights_of()
+    mean = watching(weights)
+    backward(weights)
+    mean(weights)
+    left = weakref.ref(mean), weakref.ref(weights[0])
+    del mean, weights
+    gc.collect()
+    assert [each() for each in left] == [None, None]
+    assert sent == [33]
+
+
+def test_a_bucket_is_full_with_the_gradient_that_exceeds_it() -> None:
+    sizes = [1, _means.BUCKET // 4 + 1, 3, _means.BUCKET // 4 - 3, 1]
     found = bucketed([torch.empty(size, device="meta") for size in sizes])
-    assert [[weight.numel() for weight in some] for some in found] == [sizes[:2], sizes[2:3], sizes[3:5], sizes[5:]]
+    assert [[weight.numel() for weight in some] for some in found] == [sizes[:2], sizes[2:4], sizes[4:]]

@@ -63,7 +63,11 @@ def test_a_cpu_has_no_such_step(catalogue: Catalogue, step: str, reason: str) ->
         refused = catalogue["bert_scaling"].variants[name].unsupported
         assert refused
         assert str(refused(asked)).startswith(f"{reason}: give step: eager")
-        assert refused(replace(asked, device="cuda")) is None
+        on_gpus = refused(replace(asked, device="cuda"))
+        if name == "buckets" and step == "autotune":
+            assert str(on_gpus).startswith("torch.compile gives all gradients at once")
+        else:
+            assert on_gpus is None
 
 
 @pytest.mark.parametrize("model", [rare("bert_toy"), "resnet_toy"])

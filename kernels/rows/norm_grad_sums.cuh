@@ -105,7 +105,7 @@ class TeamSums {
   __device__ __forceinline__ TeamSums() {
     __shared__ unsigned long long barriers[SETS];
     __shared__ Partial sets[SETS];
-    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
+    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) reinterpret_cast<float*>(sets)[i] = 0.0f;
     __syncthreads();  // the zeros come before what other blocks send, for which they wait in start()
     arrivals = shared_address(barriers);
     if (threadIdx.x == 0) {
@@ -172,7 +172,7 @@ class TeamSums {
  public:
   __device__ __forceinline__ TeamSums() {
     __shared__ Partial sets[2];
-    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
+    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) reinterpret_cast<float*>(sets)[i] = 0.0f;
     __syncthreads();
     own = kept_address(shared_address(sets) + Sums::place(Sums::value(), Sums::in_group()));
     place = kept_address(shared_address(sets) + Sums::place(Sums::value(), threadIdx.x / WARP));

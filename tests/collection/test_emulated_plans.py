@@ -49,6 +49,15 @@ CASES = [
         [{"sharers": 2}],
     ),
     rare("window_attention_grad", "bfloat16", {"W": 3, "H": 1, "T": 144, "D": 64, "G": 1}, [{"sharers": 2}]),
+    rare(
+        "layer_norm_grad",
+        "bfloat16",
+        {"M": 9, "N": 9016},
+        [
+            {"way": "tiles", "cluster": 2, "at_once": 2, "stages": 2, "alone": 0},
+            {"way": "tiles", "cluster": 8, "at_once": 1, "stages": 3, "alone": 0},
+        ],
+    ),
     rare("add_rms_norm_grad", "bfloat16", {"M": 20, "N": 2048}, [{"way": "stages", "kept": 2, "resident": 1}]),
 ]
 

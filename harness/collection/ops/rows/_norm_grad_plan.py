@@ -296,6 +296,15 @@ class Row:
             return _THREAD_STEP // 2
         return _THREAD_STEP
 
+    def longest_halved(self, cluster: int, *, shared: bool) -> int:
+        """Packs of a row of halves up to which a thread has one of them. shared: as in team_of_blocks.
+
+        Two blocks may have one for each thread, which only a search tries; more blocks have two.
+        """
+        if cluster == 1:
+            return (_SHARED_HALVES if shared else _ALONE_HALVES)[self.sums]
+        return cluster * _MOST_THREADS if cluster == 2 and shared else 0
+
     def wanted(self, cluster: int, *, shared: bool) -> int:
         """Elements of one row that a thread should have: a step, or half of one where two rows or more threads pay.
 
@@ -304,7 +313,7 @@ class Row:
         if self.singles:
             half = cluster == 1
         elif self.halves:
-            half = cluster == 1 and self.chunks <= (_SHARED_HALVES if shared else _ALONE_HALVES)[self.sums]
+            half = self.chunks <= self.longest_halved(cluster, shared=shared)
         else:
             half = self.sums == 1
         return self.step(cluster) // 2 if half else self.step(cluster)

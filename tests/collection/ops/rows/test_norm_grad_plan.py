@@ -8,7 +8,7 @@ import pytest
 
 from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.rows._norm_grad import _total_teams
-from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
+from harness.collection.ops.rows._norm_grad_plan import NormGradPlan, Row
 from tests.one_test import one_test
 
 A100 = Chip(108, clusters=False, shared=163 * 1024)
@@ -119,6 +119,13 @@ def test_small_teams_share_blocks_where_teams_are_many():
     # An H200 runs 32 x 132 blocks at a time.
     assert [_total_teams(16, count, 132) for count in (4224, 4225)] == [(32, 1), (32, 8)]
     assert [_total_teams(parts, 30_000, 132) for parts in (66, 132, 528)] == [(128, 2), (256, 1), (1024, 1)]
+
+
+def test_two_blocks_have_a_pack_a_thread_where_a_search_tries_them():
+    row = Row(16_384, 2, 1)
+    assert [(team.kept, team.threads) for team in map(row.team_of_blocks, (2, 8))] == [(1, 1024), (2, 128)]
+    assert row.team_of_blocks(2, shared=False).kept == 2
+    assert NormGradPlan.of(4096, 16_384, 2, 1, H200).team.cluster == 8
 
 
 @one_test(

@@ -53,6 +53,14 @@ __device__ __forceinline__ float load_shared(unsigned address) {
   return value;
 }
 
+// Writes zeros to arrays of arrays of floats, by a pointer to floats: a compiler may leave out what is written past the
+// end of an array inside of them.
+template <typename Arrays>
+__device__ __forceinline__ void clear(Arrays& arrays) {
+  float* const floats = reinterpret_cast<float*>(arrays);
+  for (unsigned i = threadIdx.x; i < sizeof(arrays) / sizeof(float); i += THREADS) floats[i] = 0.0f;
+}
+
 // Sums over `Warps` warps, of `Count` values. Each of a warp's groups of threads has the warp's sum of one value.
 template <unsigned Count, unsigned Warps>
 struct WarpSums {
@@ -105,7 +113,7 @@ class TeamSums {
   __device__ __forceinline__ TeamSums() {
     __shared__ unsigned long long barriers[SETS];
     __shared__ Partial sets[SETS];
-    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) reinterpret_cast<float*>(sets)[i] = 0.0f;
+    clear(sets);
     __syncthreads();  // the zeros come before what other blocks send, for which they wait in start()
     arrivals = shared_address(barriers);
     if (threadIdx.x == 0) {
@@ -172,7 +180,7 @@ class TeamSums {
  public:
   __device__ __forceinline__ TeamSums() {
     __shared__ Partial sets[2];
-    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) reinterpret_cast<float*>(sets)[i] = 0.0f;
+    clear(sets);
     __syncthreads();
     own = kept_address(shared_address(sets) + Sums::place(Sums::value(), Sums::in_group()));
     place = kept_address(shared_address(sets) + Sums::place(Sums::value(), threadIdx.x / WARP));

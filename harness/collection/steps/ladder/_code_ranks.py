@@ -52,7 +52,7 @@ def wrapped(rung: LadderRung, ranks: Ranks) -> Iterator[str]:
     """The model in DistributedDataParallel."""
     pad = ""
     if rung.graph:
-        yield "side = torch.cuda.Stream()  # of the capture, too: on others each gradient is a branch"
+        yield "side = torch.cuda.Stream()  # of the wrapper, of steps before the capture, of the capture"
         yield "side.wait_stream(torch.cuda.current_stream())"
         yield "with torch.cuda.stream(side):"
         pad = "    "

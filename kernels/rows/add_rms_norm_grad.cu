@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
   sum_dgamma<false>(dy, x, nullptr, rstd, rows, ColumnSums<T>::of_groups(dgamma, nullptr, partial, columns));
 }
 // The last step of 1 and 2.
-extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
+extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK, TOTAL_RESIDENT)
     add_rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts,
                             unsigned columns, unsigned team) {
   column_total(partial, dgamma, 0, parts, columns, team);

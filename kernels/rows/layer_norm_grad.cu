@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
               [&](long long row, unsigned column) { return to_float(dy[row * columns + column]); });
 }
 // The last step of all kernels here; blockIdx.y tells dgamma from dbeta.
-extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
+extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK, TOTAL_RESIDENT)
     layer_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, T* __restrict__ dbeta,
                           unsigned parts, unsigned columns, unsigned team) {
   column_total(partial, blockIdx.y ? dbeta : dgamma, blockIdx.y, parts, columns, team);

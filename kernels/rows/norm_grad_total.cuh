@@ -5,15 +5,16 @@
 #include "norm_grad.cuh"
 
 // A team of threads of a block adds the parts of TOTAL_COLUMNS columns: few columns, so that teams are many where a row is
-// short. A thread starts to load up to TOTAL_AHEAD parts before it adds them, so that it waits for memory once.
-constexpr unsigned TOTAL_BLOCK = 1024, TOTAL_COLUMNS = 8, TOTAL_AHEAD = 8;
+// short. A thread starts to load up to TOTAL_AHEAD parts before it adds them, so that it waits for memory once. A
+// multiprocessor runs TOTAL_RESIDENT of the largest blocks: more than 32 registers a thread would leave room for one.
+constexpr unsigned TOTAL_BLOCK = 1024, TOTAL_COLUMNS = 8, TOTAL_AHEAD = 8, TOTAL_RESIDENT = 2;
 // Adds the values of the threads of a warp that have the same column.
 __device__ __forceinline__ float sum_of_column(float sum) {
 #pragma unroll
   for (unsigned step = TOTAL_COLUMNS; step < WARP; step *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
   return sum;
 }
-// team: threads of a team, a power of two of whole warps. A block has whole teams.
+// team: threads of a team, whole warps. A block has whole teams.
 template <typename Element>
 __device__ __forceinline__ void column_total(const float* __restrict__ partial, Element* __restrict__ to,
                                              unsigned which, unsigned parts, unsigned columns, unsigned team) {

@@ -128,9 +128,9 @@ def test_results_are_right_in_any_order_of_threads(catalogue, gpu, op, dtype, va
     [
         ({}, 13),
         ({"_TOTAL_BLOCK": 32}, 24),  # several turns
-        ({"_TOTAL_AHEAD": 1}, 13),  # 16 warps
+        ({"_TOTAL_AHEAD": 1}, 13),  # 12 warps
         ({"_RESIDENT_BLOCKS": 0}, 24),  # several teams of a block, of which one has no columns
-        ({"_RESIDENT_BLOCKS": 0, "_TOTAL_AHEAD": 4}, 13),
+        ({"_RESIDENT_BLOCKS": 0, "_TOTAL_AHEAD": 4}, 13),  # two teams of three warps
     ],
 )
 def test_partial_sums_are_added_by_teams_of_any_size(catalogue, gpu, monkeypatch, changed, columns):

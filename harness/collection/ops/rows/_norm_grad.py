@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
-from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
 from harness.collection.ops.rows._norm_grad_tuning import beside_plan, tiles_plan
@@ -164,7 +164,7 @@ def _total_teams(parts: int, count: int, multiprocessors: int) -> tuple[int, int
     there are more teams than a GPU could run at a time as blocks.
     """
     a_warp = WARP // _TOTAL_COLUMNS * _TOTAL_AHEAD
-    team = min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, a_warp)))
+    team = min(_TOTAL_BLOCK, WARP * blocks(parts, a_warp))
     return team, max(1, _TOTAL_TEAMS // team) if count > _RESIDENT_BLOCKS * multiprocessors else 1
 
 

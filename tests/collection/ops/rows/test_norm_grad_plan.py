@@ -112,13 +112,13 @@ def test_tiles_are_worth_it_for_small_matrices_since_spread_rows_take_a_third_ke
 def test_teams_that_add_parts_load_all_of_their_parts_at_once():
     # A warp loads 32 parts at once, four for each of 8 columns at a time.
     found = [_total_teams(parts, 500, 132) for parts in (2, 32, 33, 132, 528, 1000)]
-    assert found == [(team, 1) for team in (32, 32, 64, 256, 1024, 1024)]
+    assert found == [(team, 1) for team in (32, 32, 64, 160, 544, 1024)]
 
 
 def test_small_teams_share_blocks_where_teams_are_many():
     # An H200 runs 32 x 132 blocks at a time.
     assert [_total_teams(16, count, 132) for count in (4224, 4225)] == [(32, 1), (32, 8)]
-    assert [_total_teams(parts, 30_000, 132) for parts in (66, 132, 528)] == [(128, 2), (256, 1), (1024, 1)]
+    assert [_total_teams(parts, 30_000, 132) for parts in (66, 132, 528)] == [(96, 2), (160, 1), (544, 1)]
 
 
 def test_two_blocks_have_a_pack_a_thread_where_a_search_tries_them():

@@ -1,9 +1,9 @@
 """Write into the head of each kernel source what each step does, and what it gained in the committed runs.
 
 The lines stand at the end of the head, from GAINS on. They are of one case of the op that the source is named after: of
-the cases with most steps, in float32 if there are any, the middle one by the gain from the first to the last step. Half
-of such cases gain more, half less. Cases with less than 100 MB of work count only where there are no larger cases. With
---check nothing is written; the exit code is 1 if a source is old.
+the cases with 100 MB of work or more, if there are any, those with most steps, in float32 if there are any; of these
+cases the middle one by the gain from the first to the last step. Half of such cases gain more, half less. With --check
+nothing is written; the exit code is 1 if a source is old.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDTH = 120
 def measured(op: Op, runs: Runs) -> Group | None:
     """The case whose figures stand in the source; None if no committed run has one."""
     found = [group for group in runs.groups.values() if group.name.startswith(f"{op.name}/") and steps(op, group)]
-    for fits in (_is_plain, lambda group: len(steps(op, group)), _has_torch, _is_float32, _is_large):
+    for fits in (_is_plain, _is_large, lambda group: len(steps(op, group)), _has_torch, _is_float32):
         best = max(map(fits, found), default=0)
         found = [group for group in found if fits(group) == best]
     found.sort(key=lambda group: (_gain(op, group), group.name))

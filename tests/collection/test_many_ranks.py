@@ -29,7 +29,7 @@ LLAMA, PARTS = (
 RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
 STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str | int], ...]]]] = {
     2: [],
-    4: [("resnet50_scaling", "ddp", RESNET)],
+    4: [("resnet50_scaling", "ddp", RESNET), ("resnet50_scaling", "copies", RESNET)],
 }
 """Training steps beside the collectives, by the number of ranks."""
 OTHERS = [
@@ -38,6 +38,7 @@ OTHERS = [
     ("bert_scaling", "ddp_bfloat16", BERT),
     ("bert_scaling", "buckets", BERT),
     ("resnet50_scaling", "buckets", RESNET),
+    ("bert_scaling", "copies", BERT),
     ("llama_scaling", "fsdp", PARTS),  # its other ways, steps/training/test_sharded.py compares with one process
     ("bert_scaling", "replicas", BERT),
     ("bert_scaling", "no_sync", BERT),

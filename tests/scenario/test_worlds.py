@@ -17,7 +17,7 @@ WORLDS = (1, 2, 4, 8)
 KEY = re.compile(r"^world: .*$", re.MULTILINE)
 FILES = [file for file in sorted(SCENARIOS.glob("*.yaml")) if KEY.search(file.read_text(encoding="utf-8"))]
 CATALOGUE = Catalogue()
-NEED_OTHERS = ("nccl", "in_turn", "beside", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets")
+NEED_OTHERS = ("nccl", "in_turn", "beside", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets", "copies")
 SHARDED = ("fsdp", "fsdp_keep", "fsdp_ours")
 ALONE = "one device has nobody to communicate with: give world: 2 or more"
 

@@ -20,11 +20,14 @@ Mean = Callable[[Sequence["torch.Tensor"]], None]
 class Buffer:
     """Memory for the gradients of some weights, each as a view with the layout of its weight."""
 
+    uncounted = 0
+    """Bytes of the device that torch's allocator doesn't count."""
+
     def __init__(self, weights: Sequence[torch.Tensor], group: Any) -> None:
         import torch
 
         self.weights, self._group = weights, group
-        self._flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
+        self._flat = self._memory(sum(weight.numel() for weight in weights))
         self._views: list[torch.Tensor] = []
         start = 0
         for weight in weights:
@@ -37,11 +40,18 @@ class Buffer:
         Without waits, what is averaged may be read after wait() of what is given.
         """
         import torch
-        from torch import distributed
 
         torch._foreach_copy_(self._views, [weight.grad for weight in self.weights])
         for weight, view in zip(self.weights, self._views, strict=True):
             weight.grad = view
+        return self._average(waits=waits)
+
+    def _memory(self, elements: int) -> torch.Tensor:
+        return self.weights[0].new_empty(elements)
+
+    def _average(self, *, waits: bool) -> Any:
+        from torch import distributed
+
         return distributed.all_reduce(self._flat, distributed.ReduceOp.AVG, group=self._group, async_op=not waits)
 
 
@@ -67,20 +77,26 @@ class BucketMean:
     all ranks, from the last weights on, whose gradients come first.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._group = process_group(backend_of(device.type))
+    def __init__(self, device: torch.device, buffer: Callable[[Sequence[torch.Tensor], Any], Buffer] = Buffer) -> None:
+        """Have buckets in such buffers, each of some weights and the group of all ranks."""
+        self._group, self._buffer = process_group(backend_of(device.type)), buffer
         self.sends = True
         """Whether the backward that runs averages gradients."""
         self._buckets: list[Buffer] = []
         self._missing: list[int] = []
         self._works: list[Any] = []
 
+    @property
+    def uncounted(self) -> int:
+        """Bytes of the device that torch's allocator doesn't count."""
+        return sum(bucket.uncounted for bucket in self._buckets)
+
     def watch(self, weights: Sequence[torch.Tensor]) -> None:
         """Average the gradients of these weights in each backward from now on."""
         for some in bucketed(weights[::-1]):
             for weight in some:
                 weight.register_post_accumulate_grad_hook(_hook(weakref.ref(self), len(self._buckets)))
-            self._buckets.append(Buffer(some, self._group))
+            self._buckets.append(self._buffer(some, self._group))
         self._begin()
 
     def __call__(self, weights: Sequence[torch.Tensor]) -> None:

@@ -33,7 +33,8 @@ class Way:
     all of them have the same weights after each step. sharded: whether each rank keeps a part of the weights, of the
     gradients and of the optimizer's state alone. keeps: whether weights that were gathered for a layer's forward are
     kept until its backward. halves: whether gradients are sent in bfloat16, which is half of their bytes.
-    buckets: whether gradients are averaged during the backward without DistributedDataParallel.
+    buckets: whether gradients are averaged during the backward without DistributedDataParallel. copied: whether they
+    travel by copies between devices then.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Way:
     keeps: bool = False
     halves: bool = False
     buckets: bool = False
+    copied: bool = False
 
 
 WAYS = (
@@ -55,6 +57,8 @@ WAYS = (
 )
 _COPIED_AT_ONCE = "all-reduce during the backward, where few kernels copy all gradients of a bucket"
 IN_BUCKETS = Way("buckets", _COPIED_AT_ONCE, False, True, buckets=True)
+_BY_ENGINES = "as buckets, by copies between devices, which take no multiprocessor from the backward; kernels only add"
+BY_COPIES = replace(IN_BUCKETS, name="copies", summary=_BY_ENGINES, copied=True)
 _LAYER_BY_LAYER = "FSDP2 of each layer: weights are gathered for its forward, and again for its backward"
 _FSDP = Way("fsdp", _LAYER_BY_LAYER, False, True, sharded=True)
 _KEPT = replace(_FSDP, name="fsdp_keep", summary="FSDP2 that keeps gathered weights until their backward", keeps=True)
@@ -93,6 +97,11 @@ class RankTrainer(Trainer):
     def new_batch(self, seed: int) -> Any:
         """Data that no step has seen, with labels of few classes."""
         return with_few_labels(super().new_batch(seed), self.setup.config)
+
+    @property
+    def uncounted(self) -> int:
+        """Bytes of the device that torch's allocator doesn't count."""
+        return self._mean.uncounted if isinstance(self._mean, BucketMean) else 0
 
     def never_sync(self) -> None:
         """Leave out the communication of DistributedDataParallel from now on."""

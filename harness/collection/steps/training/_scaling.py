@@ -22,10 +22,12 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.process_groups import unsupported_alone
 from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._capture import capture_stream
+from harness.collection.steps.training._copies import SharedBuffer
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
-from harness.collection.steps.training._means import BucketMean, FlatMean
+from harness.collection.steps.training._means import BucketMean, Buffer, FlatMean
 from harness.collection.steps.training._ranks import (
+    BY_COPIES,
     IN_BUCKETS,
     IN_HALVES,
     OF_RUNGS,
@@ -130,7 +132,7 @@ def has_own_step(case: Case) -> str | None:
 
 def way_of(variant: str) -> Way:
     """How the ranks of a variant train together."""
-    ways = (*WAYS, IN_HALVES, IN_BUCKETS, *SHARDED, SHARDED_OURS)
+    ways = (*WAYS, IN_HALVES, IN_BUCKETS, BY_COPIES, *SHARDED, SHARDED_OURS)
     return next((way for way in ways if way.name == variant), OF_RUNGS)
 
 
@@ -161,7 +163,12 @@ def make(ctx: Context) -> dict[str, Any]:
 
 
 def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
-    """Make the trainer, and make the first steps, except the steps that are left to the harness."""
+    """Make the trainer, and make the first steps, except the steps that are left to the harness.
+
+    Raises RuntimeError where gradients should be copied between hosts.
+    """
+    if way.copied and ctx.group.local_size < ctx.group.size:
+        raise RuntimeError(f"{way.name}: devices can't write the memory of other hosts: measure {IN_BUCKETS.name}")
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
     reference_losses(ctx, way)
     before = _facts.allocated(ctx)
@@ -192,7 +199,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
         for _ in range(STEPS - 2):
             once(**made)
 
-    _facts.with_memory(ctx, first_steps, before)
+    _facts.with_memory(ctx, first_steps, before - trainer.uncounted)
     report_later(ctx, way, trainer, step)
 
     def launch(t: Tensors) -> None:
@@ -231,7 +238,8 @@ def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
         return ShardedTrainer(rung, setup, keeps=way.keeps)
     mean = None
     if several and way.synced and not way.wrapped:
-        mean = BucketMean(setup.device) if way.buckets else FlatMean(setup.device)
+        buffer = SharedBuffer if way.copied else Buffer
+        mean = BucketMean(setup.device, buffer) if way.buckets else FlatMean(setup.device)
     made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=mean)
     if several and way.wrapped and not way.synced:
         made.never_sync()
@@ -245,7 +253,8 @@ def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[]
     if trainer.scaler.is_enabled():
         # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
         ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
-    if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
+    # A trace has communication as kernels of NCCL.
+    if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced and not way.copied:
         ctx.afterwards(lambda: report_trace(ctx, step))
 
 

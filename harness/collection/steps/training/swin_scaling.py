@@ -5,7 +5,7 @@ Source: NVIDIA's talk on training Swin Transformer, which compares steps of Swin
 
 from __future__ import annotations
 
-from harness.collection.steps.training._ranks import IN_BUCKETS, IN_HALVES, WAYS
+from harness.collection.steps.training._ranks import BY_COPIES, IN_BUCKETS, IN_HALVES, WAYS
 from harness.collection.steps.training._rungs import SDPA
 from harness.collection.steps.training._scaling import scaling_op
 from harness.collection.steps.training._swin import SWIN
@@ -17,7 +17,7 @@ OP = scaling_op(
     "swin_scaling",
     "a training step of Swin Transformer on several devices, images a second of all of them",
     ("swin_tiny", "swin_large", "swin_toy"),
-    dict.fromkeys((*WAYS, IN_HALVES, IN_BUCKETS), SDPA),
+    dict.fromkeys((*WAYS, IN_HALVES, IN_BUCKETS, BY_COPIES), SDPA),
     [rung for rung in SWIN if rung.name in LADDER],
     size="images of a step on each device",
     item="images",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.collection.models import MODELS as ALL_MODELS
-from harness.collection.steps.training import _scaling
+from harness.collection.steps.training import _facts, _scaling
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._ranks import LABELS, WAYS, RankTrainer, Way
@@ -30,7 +30,7 @@ from tests.rare import rare
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
-WAYS_OF_ALL = ("replicas", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets")
+WAYS_OF_ALL = ("replicas", "no_sync", "after", "ddp", "ddp_bfloat16", "buckets", "copies")
 LLAMA_WAYS = ("replicas", "no_sync", "after", "ddp", "fsdp", "fsdp_keep", "fsdp_ours")
 LLAMA_RUNGS = ("chunked_half", "fused_loss", "compile_ours")
 RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
@@ -64,7 +64,7 @@ def test_a_cpu_has_no_such_step(catalogue: Catalogue, step: str, reason: str) ->
         assert refused
         assert str(refused(asked)).startswith(f"{reason}: give step: eager")
         on_gpus = refused(replace(asked, device="cuda"))
-        if name == "buckets" and step == "autotune":
+        if name in {"buckets", "copies"} and step == "autotune":
             assert str(on_gpus).startswith("torch.compile gives all gradients at once")
         else:
             assert on_gpus is None
@@ -288,8 +288,17 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch,
         weights=[torch.tensor([1.0, 2.0]), torch.tensor([4.0])],
         loss_of_step=lambda: torch.tensor(float(next(made))),
         scaler=SimpleNamespace(is_enabled=lambda: False),
+        uncounted=5,
     )
     later: list[object] = []
+    before: list[int] = []
+    monkeypatch.setattr(_facts, "allocated", lambda _: 100)
+
+    def with_memory(_: object, steps: Callable[[], None], bytes_before: int) -> None:
+        before.append(bytes_before)
+        steps()
+
+    monkeypatch.setattr(_facts, "with_memory", with_memory)
     monkeypatch.setattr(_scaling, "trainer_as_asked", lambda _ctx, _way, _rung, off: off.fill_(0.25) and trainer)
     monkeypatch.setattr(_scaling, "report_later", lambda *given: later.append(given[2]))
     monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
@@ -303,6 +312,7 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch,
     )
     launch = _scaling.prepare(ctx, _scaling.way_of("no_sync"), FLOAT32)
     assert next(made) == 9
+    assert before == [95]  # what torch's allocator doesn't count is the case's, too
     seen = SimpleNamespace(**_scaling.make(ctx))
     for _ in range(2):
         launch(seen)

@@ -28,10 +28,12 @@ from tests.one_test import one_test
         ("ddp", 2, True, None, []),
         ("ddp_bfloat16", 2, True, None, ["halves"]),
         ("buckets", 2, False, BucketMean, []),
+        ("copies", 2, False, BucketMean, []),
         ("after", 1, False, None, []),
         ("ddp", 1, False, None, []),
         ("ddp_bfloat16", 1, False, None, []),
         ("buckets", 1, False, None, []),
+        ("copies", 1, False, None, []),
     ],
 )
 def test_gradients_are_averaged_by_torch_or_by_us_or_not_at_all(
@@ -88,6 +90,7 @@ def test_all_ranks_begin_with_the_same_weights_and_have_data_of_their_own(
         ("cuda", 2, "ddp", ["a step"]),
         ("cuda", 2, "ddp_bfloat16", ["a step"]),
         ("cuda", 2, "buckets", ["a step"]),
+        ("cuda", 2, "copies", []),  # a trace knows NCCL's kernels
         ("cuda", 2, "after", ["a step"]),
         ("cuda", 2, "no_sync", []),
         ("cuda", 1, "ddp", []),

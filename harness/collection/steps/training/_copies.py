@@ -1,7 +1,8 @@
 """Means of gradients over the ranks of one host by copies between their devices, beside the backward.
 
-The kernels of NCCL take multiprocessors from the backward. Copies from device to device are made by copy engines, which
-take none; kernels only add. Source: torch's notes on symmetric memory, which is what all ranks of a host can write.
+The kernels of NCCL take multiprocessors from the backward. Copies from device to device need none where the driver has
+copy engines make them, which a trace tells; kernels only add. Source: torch's notes on symmetric memory, which is what
+all ranks of a host can write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
-"""Torch's variable: memory that a switch writes to all devices isn't needed here, and isn't there on all hosts."""
+"""Torch's variable. Memory that a switch writes to all devices isn't needed here, and a fault of it can stop a host."""
+_ALIGNED = 32
+"""Elements that a share is a multiple of, so that copies and sums begin where caches have lines."""
 
 
 class SharedBuffer(Buffer):
@@ -37,14 +40,20 @@ class SharedBuffer(Buffer):
             torch.cuda.current_stream().wait_stream(side)
 
     def _memory(self, elements: int) -> torch.Tensor:
-        self._rank, world = self._group.rank(), self._group.size()
-        share = -(-elements // world)
-        own, self._barrier = room(self.weights[0], 2 * world * share, self._group)
-        self.uncounted = own[0].nbytes
+        rank, world = self._group.rank(), self._group.size()
+        share = -(-elements // (world * _ALIGNED)) * _ALIGNED
+        every, self._barrier, self.uncounted = room(self.weights[0], 2 * world * share, self._group)
         # By rank: gradients, of which the last share may end with what isn't used, and places for others' gradients.
-        self._gradients = [memory[: world * share].view(world, share) for memory in own]
-        self._places = [memory[world * share :].view(world, share) for memory in own]
-        return own[self._rank][:elements]
+        gradients = [memory[: world * share].view(world, share).unbind() for memory in every]
+        places = [memory[world * share :].view(world, share).unbind() for memory in every]
+        # Each rank begins with another one, so that no link is everybody's first.
+        others = [(rank + step) % world for step in range(1, world)]
+        self._mean = gradients[rank][rank]
+        self._sent = [(places[other][rank], gradients[rank][other]) for other in others]
+        self._got = [places[rank][other] for other in others]
+        self._sent_back = [gradients[other][rank] for other in others]
+        self.copied = self._mean.nbytes
+        return every[rank][:elements]
 
     def _average(self, *, waits: bool) -> SharedBuffer:
         with _beside(self._flat.device):
@@ -54,38 +63,41 @@ class SharedBuffer(Buffer):
         return self
 
     def _exchange(self) -> None:
-        rank, world = self._rank, self._group.size()
-        # Each rank begins with another one, so that no link is everybody's first.
-        others = [(rank + step) % world for step in range(1, world)]
-        for other in others:
-            self._places[other][rank].copy_(self._gradients[rank][other])
+        for place, gradients in self._sent:
+            place.copy_(gradients)
         self._barrier()
-        mean = self._gradients[rank][rank]
-        for number, other in enumerate(others, 2):
-            mean.lerp_(self._places[rank][other], 1 / number)
-        for other in others:
-            self._gradients[other][rank].copy_(mean)
+        for number, gradients in enumerate(self._got, 2):
+            self._mean.lerp_(gradients, 1 / number)
+        for gradients in self._sent_back:
+            gradients.copy_(self._mean)
         # Nobody reads a share that isn't there yet, nor sends the next step's gradients to a place that is still read.
         self._barrier()
 
 
-def room(like: torch.Tensor, elements: int, group: Any) -> tuple[list[torch.Tensor], Callable[[], object]]:
-    """(memory of each rank as a tensor of this one, a barrier of all ranks on the stream that is current).
+def room(like: torch.Tensor, elements: int, group: Any) -> tuple[list[torch.Tensor], Callable[[], object], int]:
+    """(memory of each rank as a tensor, a barrier of all ranks on the current stream, bytes torch doesn't count).
 
-    like: a tensor with the type and the device. Every rank must make this call.
+    like: a tensor with the type and the device. Every rank must make this call. Raises RuntimeError where a device
+    can't write the memory of another one.
     """
+    import torch
     from torch import distributed
 
     if like.device.type == "cpu":
-        return _files(like, elements), partial(distributed.barrier, group)
+        return _files(like, elements), partial(distributed.barrier, group), 0
     from torch.distributed import _symmetric_memory
 
-    os.environ.setdefault(_NO_MULTICAST, "1")
-    own = _symmetric_memory.empty(elements, dtype=like.dtype, device=like.device)
-    handle = _symmetric_memory.rendezvous(own, group)
-    every = [handle.get_buffer(rank, (elements,), like.dtype) for rank in range(group.size())]
-    every[group.rank()] = own  # which keeps the memory
-    return every, handle.barrier
+    own, devices = like.device.index, _told(like.device.index)
+    if not all(torch.cuda.can_device_access_peer(own, other) for other in devices if other != own):
+        raise RuntimeError(f"device {own} can't write the memory of all of {devices}: measure buckets")
+    os.environ[_NO_MULTICAST] = "1"
+    before = torch.cuda.memory_allocated()
+    memory = _symmetric_memory.empty(elements, dtype=like.dtype, device=like.device)
+    uncounted = memory.nbytes - (torch.cuda.memory_allocated() - before)
+    handle = _symmetric_memory.rendezvous(memory, group)
+    every = [handle.get_remote_tensor(rank, (elements,), like.dtype) for rank in range(group.size())]
+    every[group.rank()] = memory  # which keeps it
+    return every, handle.barrier, uncounted
 
 
 def _files(like: torch.Tensor, elements: int) -> list[torch.Tensor]:
@@ -93,14 +105,20 @@ def _files(like: torch.Tensor, elements: int) -> list[torch.Tensor]:
     import torch
     from torch import distributed
 
-    names = [""] * distributed.get_world_size()
     with NamedTemporaryFile() as file:
-        distributed.all_gather_object(names, file.name)
         file.truncate(elements * like.itemsize)
-        distributed.barrier()
-        every = [torch.from_file(name, shared=True, size=elements, dtype=like.dtype) for name in names]
+        every = [torch.from_file(name, shared=True, size=elements, dtype=like.dtype) for name in _told(file.name)]
         distributed.barrier()
     return every
+
+
+def _told(own: Any) -> list[Any]:
+    """What each rank tells."""
+    from torch import distributed
+
+    found = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, own)
+    return found
 
 
 @cache

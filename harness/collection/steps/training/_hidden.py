@@ -8,7 +8,7 @@ waiting. Where the traces of all ranks can be laid over each other, that part is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -109,8 +109,8 @@ metrics.fact(
     HIDDEN,
     "hidden (trace)",
     units.SHARE,
-    "share of the time of NCCL's kernels in which other kernels ran on the same device. A kernel of NCCL also waits "
-    "for the other devices, and takes multiprocessors from other kernels",
+    "share of the time of NCCL's kernels, or of copies in their place, in which other kernels ran on the same device. "
+    "A kernel of NCCL also waits for the other devices, and takes multiprocessors from other kernels",
     head="",
 )
 for _name, _end in ((HIDDEN_LOW, "lower"), (HIDDEN_HIGH, "upper")):
@@ -121,7 +121,8 @@ metrics.fact(
     COMMUNICATION,
     "communication",
     units.SHARE,
-    "time of NCCL's kernels over the time of the steps, in a trace of a few steps; hidden or not",
+    "time of NCCL's kernels, or of copies in their place, over the time of the steps, in a trace of a few steps; "
+    "hidden or not",
     head="",
 )
 metrics.fact(
@@ -133,10 +134,11 @@ metrics.fact(
 )
 
 
-def report_trace(ctx: Context, step: Callable[[], object]) -> None:
+def report_trace(ctx: Context, step: Callable[[], object], copied: Collection[int] = ()) -> None:
     """Trace a few steps, on every rank at the same time, and report what their communication was hidden by.
 
-    Nothing is reported where a rank isn't let at the profiler.
+    copied: sizes in bytes of the copies that communicate, where kernels of NCCL don't. Nothing is reported where a rank
+    isn't let at the profiler.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -163,7 +165,7 @@ def report_trace(ctx: Context, step: Callable[[], object]) -> None:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))
-    found = shares(trace["traceEvents"])
+    found = shares(trace["traceEvents"], copied=copied)
     own = [list(interval) for interval in sending(trace["traceEvents"])]
     # Times of a trace are from this moment on, which may be another one in each process.
     every = ctx.group.exchange([trace.get("baseTimeNanoseconds", 0), own])
@@ -173,12 +175,13 @@ def report_trace(ctx: Context, step: Callable[[], object]) -> None:
         ctx.report(name, value)
 
 
-def shares(events: Sequence[Mapping[str, Any]], steps: int = _STEPS) -> dict[str, float]:
-    """The figures of one rank from the events of a trace in Chrome's format; nothing where no kernel communicates.
+def shares(events: Sequence[Mapping[str, Any]], steps: int = _STEPS, copied: Collection[int] = ()) -> dict[str, float]:
+    """The figures of one rank from the events of a trace in Chrome's format; nothing where nothing communicates.
 
-    steps: that the trace is of. Without as many kernels of NCCL in each step there is no interval.
+    steps: that the trace is of. Without as many kernels of NCCL in each step there is no interval. copied: sizes in
+    bytes of copies that count as such kernels do.
     """
-    sent = sending(events)
+    sent = sending(events, copied)
     computed = merged(_interval(event) for event in _kernels(events) if not _is_sending(event))
     if not sent:
         return {}
@@ -194,9 +197,12 @@ def shares(events: Sequence[Mapping[str, Any]], steps: int = _STEPS) -> dict[str
     return found
 
 
-def sending(events: Iterable[Mapping[str, Any]]) -> list[Interval]:
-    """When each kernel of NCCL ran, in seconds, in the order of their starts."""
-    return sorted(_interval(event) for event in _kernels(events) if _is_sending(event))
+def sending(events: Iterable[Mapping[str, Any]], copied: Collection[int] = ()) -> list[Interval]:
+    """When each kernel of NCCL ran, and each copy of such a size, in seconds, in the order of their starts."""
+    events = [*events]
+    kernels = [event for event in _kernels(events) if _is_sending(event)]
+    copies = [event for event in events if event.get("cat") == "gpu_memcpy" and event["args"].get("bytes") in copied]
+    return sorted(_interval(event) for event in (*kernels, *copies))
 
 
 def waiting(every: Sequence[Sequence[Any]], rank: int) -> float | None:

@@ -22,6 +22,8 @@ class Buffer:
 
     uncounted = 0
     """Bytes of the device that torch's allocator doesn't count."""
+    copied = 0
+    """Bytes of each of its copies to other devices, where copies communicate."""
 
     def __init__(self, weights: Sequence[torch.Tensor], group: Any) -> None:
         import torch
@@ -90,6 +92,11 @@ class BucketMean:
     def uncounted(self) -> int:
         """Bytes of the device that torch's allocator doesn't count."""
         return sum(bucket.uncounted for bucket in self._buckets)
+
+    @property
+    def copied(self) -> set[int]:
+        """Sizes in bytes of copies to other devices; none where kernels of NCCL communicate."""
+        return {bucket.copied for bucket in self._buckets if bucket.copied}
 
     def watch(self, weights: Sequence[torch.Tensor]) -> None:
         """Average the gradients of these weights in each backward from now on."""

@@ -57,7 +57,9 @@ WAYS = (
 )
 _COPIED_AT_ONCE = "all-reduce during the backward, where few kernels copy all gradients of a bucket"
 IN_BUCKETS = Way("buckets", _COPIED_AT_ONCE, False, True, buckets=True)
-_BY_ENGINES = "as buckets, by copies between devices, which take no multiprocessor from the backward; kernels only add"
+_BY_ENGINES = (
+    "as buckets, by copies between devices in place of NCCL's kernels, which take multiprocessors; kernels only add"
+)
 BY_COPIES = replace(IN_BUCKETS, name="copies", summary=_BY_ENGINES, copied=True)
 _LAYER_BY_LAYER = "FSDP2 of each layer: weights are gathered for its forward, and again for its backward"
 _FSDP = Way("fsdp", _LAYER_BY_LAYER, False, True, sharded=True)
@@ -102,6 +104,11 @@ class RankTrainer(Trainer):
     def uncounted(self) -> int:
         """Bytes of the device that torch's allocator doesn't count."""
         return self._mean.uncounted if isinstance(self._mean, BucketMean) else 0
+
+    @property
+    def copied(self) -> set[int]:
+        """Sizes in bytes of copies to other devices; none where kernels of NCCL communicate."""
+        return self._mean.copied if isinstance(self._mean, BucketMean) else set()
 
     def never_sync(self) -> None:
         """Leave out the communication of DistributedDataParallel from now on."""

@@ -195,6 +195,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     def first_steps() -> None:
         nonlocal step
         if ctx.s.step == "graph":
+            gc.collect()  # memory that ranks share waits for the device when it is freed, which no capture allows
             step = captured(trainer.loss_of_step, ranks=ctx.group.size)
         for _ in range(STEPS - 2):
             once(**made)
@@ -253,9 +254,8 @@ def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[]
     if trainer.scaler.is_enabled():
         # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
         ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
-    # A trace has communication as kernels of NCCL.
-    if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced and not way.copied:
-        ctx.afterwards(lambda: report_trace(ctx, step))
+    if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
+        ctx.afterwards(lambda: report_trace(ctx, step, trainer.copied))
 
 
 def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +31,12 @@ class Host:
         self.memory: list[Tensor] = []
         monkeypatch.setattr(_copies, "room", self.room)
 
-    def room(self, like: Tensor, elements: int, group: Any) -> tuple[list[Tensor], Callable[[], object]]:
-        """What isn't written stays NaN, so that nothing can become a part of a mean unnoticed."""
+    def room(self, like: Tensor, elements: int, _group: Any) -> tuple[list[Tensor], Callable[[], object], int]:
+        """Their memory. What isn't written stays NaN, so that nothing can become a part of a mean unnoticed."""
         if self.barrier.wait() == 0:
             self.memory = [torch.full((elements,), float("nan"), dtype=like.dtype) for _ in range(self.world)]
         self.barrier.wait()
-        return self.memory, self.wait
+        return self.memory, self.wait, 7
 
     def wait(self) -> None:
         if self.barrier.wait(timeout=60) == 0:
@@ -90,25 +92,105 @@ def test_buckets_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_means, "process_group", lambda _backend: None)
     host, shapes = Host(monkeypatch, 2), [(3,), MATRIX]
 
-    def rank(group: Any) -> tuple[list[Tensor], int]:
+    def rank(group: Any) -> tuple[list[Tensor], int, set[int]]:
         mean = BucketMean(torch.device("cpu"), lambda weights, _: SharedBuffer(weights, group))
         weights = [weight.requires_grad_() for weight in weights_of(shapes)]
         mean.watch(weights)
         torch.autograd.backward(weights, gradients_of(group.rank(), 0, shapes))
         mean(weights)
-        return [weight.grad for weight in weights if weight.grad is not None], mean.uncounted
+        return [weight.grad for weight in weights if weight.grad is not None], mean.uncounted, mean.copied
 
     want = [(one + other) / 2 for one, other in zip(*(gradients_of(each, 0, shapes) for each in (0, 1)), strict=True)]
-    for found, uncounted in host.ranks(rank):
+    for found, uncounted, copied in host.ranks(rank):
         torch.testing.assert_close(found, want)
-        # Shares of two and of thirty elements, two of them of gradients and two of places for others' gradients.
-        assert uncounted == 4 * 4 * (2 + 30)
+        assert (uncounted, copied) == (2 * 7, {4 * 32})  # of two buckets; shares are whole lines
     assert host.waits == 2 * 2
 
 
 def test_torch_s_allocator_counts_what_is_not_shared() -> None:
+    buffer = _means.Buffer(weights_of([(3,)]), None)
+    assert (buffer.uncounted, buffer.copied) == (0, 0)
+
+
+def test_copies_are_made_on_a_stream_beside_the_backward_which_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    on = ["the backward's"]
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            told.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def switched(stream: Stream) -> Iterator[None]:
+        on.append(stream.name)
+        yield
+        on.pop()
+
+    side = Stream("the side")
+    monkeypatch.setattr(_copies, "_side", lambda _: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(on[-1]))
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    barrier = lambda: told.append(f"ranks meet on {on[-1]}")  # noqa: E731
+    monkeypatch.setattr(_copies, "room", lambda *_: ([torch.zeros(128), torch.zeros(128)], barrier, 0))
     weights = weights_of([(3,)])
-    assert _means.Buffer(weights, None).uncounted == 0
+    weights[0].grad = torch.ones(3)
+    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    work = SharedBuffer(weights, group).send(waits=False)
+    begun = ["the side waits for the backward's", "ranks meet on the side", "ranks meet on the side"]
+    assert told == begun
+    work.wait()
+    assert told == [*begun, "the backward's waits for the side"]
+    SharedBuffer(weights, group).send(waits=True)
+    assert told == 2 * told[:4]
+
+
+class Symmetric:
+    """Torch's symmetric memory of two ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, counted: int, reachable: bool = True) -> None:
+        self.own, self.allocated, self.counted = torch.zeros(8), 100, counted
+        self.asked: list[object] = []
+        from torch.distributed import _symmetric_memory
+
+        monkeypatch.setattr(_symmetric_memory, "empty", self.empty)
+        monkeypatch.setattr(_symmetric_memory, "rendezvous", self.rendezvous)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.allocated)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: own != other and reachable)
+        monkeypatch.setattr(_copies, "_told", lambda own: [3, own])
+        monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
+
+    def empty(self, elements: int, **given: Any) -> Tensor:
+        assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+        self.asked.append((elements, given))
+        self.allocated += self.counted
+        return self.own
+
+    def rendezvous(self, memory: Tensor, group: object) -> Any:
+        assert memory is self.own
+        self.asked.append(group)
+        return SimpleNamespace(get_remote_tensor=lambda *what: what, barrier="a barrier")
+
+
+@pytest.mark.parametrize("counted", [0, 32])  # the allocator counts it in a later torch
+def test_devices_write_symmetric_memory(monkeypatch: pytest.MonkeyPatch, counted: int) -> None:
+    memory = Symmetric(monkeypatch, counted)
+    group: Any = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    like: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 1))
+    every, barrier, uncounted = _copies.room(like, 8, group)
+    assert memory.asked == [(8, {"dtype": torch.float32, "device": like.device}), group]
+    assert every[0] == (0, (8,), torch.float32)
+    assert every[1] is memory.own  # which would be freed otherwise
+    assert [barrier, uncounted] == ["a barrier", 32 - counted]
+
+
+def test_devices_that_cannot_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Symmetric(monkeypatch, 0, reachable=False)
+    like: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 1))
+    with pytest.raises(RuntimeError, match=r"device 1 can't write the memory of all of \[3, 1\]: measure buckets"):
+        _copies.room(like, 8, None)
 
 
 def test_ranks_of_several_hosts_are_refused() -> None:

@@ -121,6 +121,19 @@ def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
     assert shares(events[:1]) == {}
 
 
+def copy(start: float, microseconds: float, size: int) -> dict[str, Any]:
+    return kernel("Memcpy DtoD", start, microseconds, "gpu_memcpy") | {"args": {"bytes": size}}
+
+
+def test_copies_of_known_sizes_count_as_communication_where_they_are_asked_for() -> None:
+    events = [kernel("gemm", 0, 10), copy(5, 10, 4096), copy(16, 4, 128), copy(0, 20, 8)]
+    assert shares(events, copied={4096, 128}) == {
+        "hidden_by_trace": pytest.approx(5 / 14),
+        "communication": pytest.approx(14 / 20),
+    }
+    assert shares(events) == {}
+
+
 def test_the_steps_of_a_trace_give_an_interval() -> None:
     """Six steps of 100 us with two kernels of NCCL each, of which 10 to 15 of 20 us lie beside a product."""
     events = []
@@ -197,6 +210,19 @@ def test_ranks_of_one_host_tell_each_other_when_they_sent(
     report_trace(ctx, lambda: None)
     assert found.get("communication_waiting") == told
     assert found["hidden_by_trace"] == pytest.approx(1.0)
+
+
+def test_copies_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced(monkeypatch, [kernel("gemm", 0, 20), *(copy(20 * step, 10, 64) for step in range(6))])
+    found: dict[str, float] = {}
+    ctx: Any = SimpleNamespace(group=Pair(lambda value: value, local_size=2), report=found.__setitem__)
+    report_trace(ctx, lambda: None, {64})
+    assert found == {
+        "hidden_by_trace": pytest.approx(1 / 6),
+        "hidden_by_trace_low": 0.0,
+        "hidden_by_trace_high": pytest.approx(1.0),
+        "communication": pytest.approx(60 / 110),
+    }
 
 
 @pytest.mark.parametrize("other", [None, "not permitted"])

@@ -365,7 +365,7 @@ def test_gpus_train_together(op: str, step: str) -> None:
             found = workers.measure(Job(stepping(case(op, variant, device="cuda"), step), TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error
             told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
-            assert len(told) == (0 if variant in ("replicas", "no_sync", "copies") else 2)
+            assert len(told) == (0 if variant in ("replicas", "no_sync") else 2)
 
 
 @pytest.mark.gpu

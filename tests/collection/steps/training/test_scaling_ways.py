@@ -90,7 +90,7 @@ def test_all_ranks_begin_with_the_same_weights_and_have_data_of_their_own(
         ("cuda", 2, "ddp", ["a step"]),
         ("cuda", 2, "ddp_bfloat16", ["a step"]),
         ("cuda", 2, "buckets", ["a step"]),
-        ("cuda", 2, "copies", []),  # a trace knows NCCL's kernels
+        ("cuda", 2, "copies", ["a step"]),
         ("cuda", 2, "after", ["a step"]),
         ("cuda", 2, "no_sync", []),
         ("cuda", 1, "ddp", []),
@@ -102,17 +102,17 @@ def test_what_ranks_send_is_traced_afterwards_on_gpus(
 ) -> None:
     traced: list[object] = []
     later: list[Any] = []
-    monkeypatch.setattr(_scaling, "report_trace", lambda _, step: traced.append(step))
+    monkeypatch.setattr(_scaling, "report_trace", lambda _, step, copied: traced.append((step, copied)))
     ctx: Any = SimpleNamespace(
         device=SimpleNamespace(type=device), group=SimpleNamespace(size=world), afterwards=later.append
     )
-    trainer: Any = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: False))
+    trainer: Any = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: False), copied={128})
     step: Any = "a step"
     _scaling.report_later(ctx, _scaling.way_of(name), trainer, step)
     assert traced == []
     for call in later:
         call()
-    assert traced == told
+    assert traced == [(step, {128}) for step in told]
 
 
 @one_test(("sums", "apart"), [([7.0], 0), ([7.0] * 3, 0), ([7.0, 7.0, 7.1], 1), ([7.1, 7.0, 7.0], 1)])

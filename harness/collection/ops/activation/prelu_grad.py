@@ -263,15 +263,20 @@ class Cut:
     @classmethod
     def of(cls, rows: _Rows, pack: int) -> Cut | None:
         """The cut of a tensor with these rows; None where even the shortest period is too long."""
-        tiles = rows.elements // (BLOCK * pack)
-        resident = cuda.resident_threads() // BLOCK
-        wanted = min(_MOST_ROUNDS, _PLACES_A_BLOCK * tiles // resident)
-        wanted = max(1, wanted, -(-rows.elements // _MOST_PERIOD))
+        tile, places = BLOCK * pack, cuda.resident_threads() // BLOCK
+        # Blocks of halves have room in every second place, since they need twice the registers of blocks of floats.
+        # With a few blocks more than that, these few would run alone in the end.
+        room = max(1, places // 2 if pack > 4 else places)
         # A period has a whole number of units (elements of the only channel, or samples), which make whole packs.
         length, unit = (rows.inner, 1) if rows.channels == 1 else (rows.batch, rows.channels * rows.inner)
         step = pack // math.gcd(pack, unit)
-        count = blocks(-(-length // wanted), step) * step
-        count = min(length, count)  # a single period needs no successor to be aligned
+        # A single period needs no successor to be aligned.
+        units = lambda rounds: min(length, blocks(-(-length // rounds), step) * step)  # noqa: E731
+        wanted = min(_MOST_ROUNDS, _PLACES_A_BLOCK * (rows.elements // tile) // places)
+        wanted = max(1, wanted, blocks(rows.elements, _MOST_PERIOD))
+        while wanted < _MOST_ROUNDS and units(wanted) * unit > tile * room:
+            wanted += 1
+        count = units(wanted)
         if count * unit >= 2**31:
             return None
         period = _Rows(1, 1, count) if rows.channels == 1 else _Rows(count, rows.channels, rows.inner)

@@ -226,6 +226,15 @@ def test_cuts(monkeypatch, pack):
     assert several
 
 
+@pytest.mark.parametrize(("batch", "pack", "rounds"), [(128, 8, 3), (256, 8, 6), (128, 4, 5), (32, 8, 1), (4096, 8, 8)])
+def test_blocks_of_a_small_layer_fit_beside_each_other(monkeypatch, batch, pack, rounds):
+    """An H200 has room for 528 blocks of halves, and for twice as many of floats."""
+    monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
+    cut = Cut.of(_Rows(batch, 512, 49), pack)
+    assert cut.rounds == rounds
+    assert rounds == 8 or cut.period <= cut.tile * (528 if pack == 8 else 1056)
+
+
 def test_what_has_no_cut(monkeypatch):
     monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
     assert Cut.of(_Rows(1, 2, 2**30), 8) is None

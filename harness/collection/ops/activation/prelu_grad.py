@@ -270,8 +270,11 @@ class Cut:
         # A period has a whole number of units (elements of the only channel, or samples), which make whole packs.
         length, unit = (rows.inner, 1) if rows.channels == 1 else (rows.batch, rows.channels * rows.inner)
         step = pack // math.gcd(pack, unit)
-        # A single period needs no successor to be aligned.
-        units = lambda rounds: min(length, blocks(-(-length // rounds), step) * step)  # noqa: E731
+
+        def units(rounds: int) -> int:
+            """Units of a period, of which there are so many. A single period needs no successor to be aligned."""
+            return min(length, blocks(-(-length // rounds), step) * step)
+
         wanted = min(_MOST_ROUNDS, _PLACES_A_BLOCK * (rows.elements // tile) // places)
         wanted = max(1, wanted, blocks(rows.elements, _MOST_PERIOD))
         while wanted < _MOST_ROUNDS and units(wanted) * unit > tile * room:

@@ -97,7 +97,8 @@ def compiled(
     """The candidates of each case; those that the compiler rules out with the reason.
 
     keep: compile the code of the others into the cache, too. step(case, done, total) is called when another one of a
-    case's candidates is compiled. Raises CompileError if a rule's plan doesn't compile.
+    case's candidates is compiled. Where a rule's plan doesn't compile, all candidates of the case are dropped: a table
+    must not say that another plan is faster than a plan that nobody has timed.
     """
     for case, each in found.items():
         for candidate in each:
@@ -111,6 +112,8 @@ def compiled(
             told[case].append(_spilling(facts, of_rule=told[case][0] if told[case] else facts))
             if kernels and step:
                 step(case, len(told[case]), len(each))
+            if has_broken_rule(told[case]) and not told[case][-1].dropped:
+                told[case][-1] = replace(told[case][-1], dropped="the rule's plan, to compare with, doesn't compile")
             if keep and not told[case][-1].dropped:
                 for file, built in kernels:
                     compiling.keep(file, built)
@@ -164,16 +167,11 @@ def _combinations(tuning: Tuning, case: Case) -> Iterator[tuple[dict[str, Value]
 
 
 def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], compiling: Compiling) -> Candidate:
-    """The candidate with what the compiler says of its kernels.
-
-    Raises CompileError for the rule's plan, which every other plan is compared with.
-    """
+    """The candidate with what the compiler says of its kernels."""
     for file, built in kernels:
         try:
             facts = compiling.facts(file, built)
         except CompileError as error:
-            if candidate.rule:
-                raise CompileError(f"the rule's plan, {candidate.text}: {error.message}", error.advice) from error
             return replace(candidate, dropped=f"{BROKEN}: {brief(str(error.message))}")
         candidate = replace(
             candidate,
@@ -203,6 +201,11 @@ def _problem(built: Built, registers: int, shared: int) -> str:
     if built.cluster > 1 and not cuda.has_clusters():
         return "clusters of blocks came with compute capability 9.0"
     return ""
+
+
+def has_broken_rule(found: Sequence[Candidate]) -> bool:
+    """Whether the rule's plan, which is the first of a case's candidates, doesn't compile."""
+    return bool(found) and found[0].rule and found[0].dropped.startswith(BROKEN)
 
 
 def kept(found: Sequence[Candidate]) -> list[Candidate]:

@@ -22,7 +22,7 @@ from harness.plans import Entry, PlanTable
 from harness.plans.records import SCHEMA
 from harness.runner import Observer
 from harness.tune import declared
-from harness.tune.candidates import BROKEN, Candidate, compiled, kept
+from harness.tune.candidates import BROKEN, Candidate, compiled, has_broken_rule, kept
 from harness.tune.compiling import Compiling
 from harness.tune.search import Measure, Ranking, Search, Until
 from harness.units import plural
@@ -110,7 +110,13 @@ class InParts:
 
     def _tell_broken(self, facts: _Facts) -> None:
         """Say which plans don't compile: an author wants to know, and a table made without them may lack the best."""
-        broken = [(case, one) for case, each in facts.items() for one in each if one.dropped.startswith(BROKEN)]
+        for case, each in facts.items():
+            if has_broken_rule(each):
+                self.until.observer.note(
+                    f"{case.id}: the rule's plan {each[0].text} {each[0].dropped}; no plan is timed"
+                )
+        right = [(case, each) for case, each in facts.items() if not has_broken_rule(each)]
+        broken = [(case, one) for case, each in right for one in each if one.dropped.startswith(BROKEN)]
         for case, one in broken[:1]:
             also = len(broken) - 1
             others = f", nor {'does' if also == 1 else 'do'} {plural(also, 'other plan')}" if also else ""

@@ -16,7 +16,7 @@ from typing import Any
 from harness import cuda, paths, plans, source, store
 from harness import kept as kept_files
 from harness.cuda import assumed
-from harness.errors import MachineError, UnwritableError, UsageError
+from harness.errors import CompileError, MachineError, UnwritableError, UsageError
 from harness.model import Case, Timing
 from harness.ops import Catalogue, Context, Op
 from harness.plans import Entry, Plan
@@ -25,7 +25,7 @@ from harness.runner import Observer
 from harness.scenario import Setting
 from harness.scenario.shapes import obstacles
 from harness.tune import declared
-from harness.tune.candidates import Candidate, compiled, kept, legal, refused
+from harness.tune.candidates import Candidate, compiled, has_broken_rule, kept, legal, refused
 from harness.tune.compiling import Compiling
 from harness.tune.parts import InParts, own_table
 from harness.tune.search import Quick, Ranking, Until, in_runs
@@ -144,8 +144,14 @@ def _obstacle(op: Op, variant: str, case: Case) -> str:
 
 
 def refuse_none(wanted: ToTune, found: Iterable[Sequence[Candidate]]) -> None:
-    """Raise UsageError if there is nothing to time, of the candidates of each case."""
+    """Raise an error if there is nothing to time, of the candidates of each case.
+
+    CompileError where a rule's plan doesn't compile, else UsageError.
+    """
+    found = list(found)
     if not any(map(kept, found)):
+        if rule := next((each[0] for each in found if has_broken_rule(each)), None):
+            raise CompileError(f"the rule's plan, {rule.text}, {rule.dropped}", "correct the kernel, or the rule")
         raise UsageError(
             f"{wanted.op}/{wanted.variant} has no plan that can be timed at these sizes",
             "name other sizes; --dry-run shows why each plan is left out",

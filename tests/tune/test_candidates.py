@@ -18,8 +18,9 @@ from harness.errors import CompileError, UsageError
 from harness.model import Case, KernelFacts, Value
 from harness.ops import Built, Catalogue, Op, Tuning
 from harness.tune import compiling as compiling_module
-from harness.tune.candidates import Candidate, _problem, compiled, kept, legal, legal_plans
+from harness.tune.candidates import Candidate, _problem, compiled, has_broken_rule, kept, legal, legal_plans
 from harness.tune.compiling import Compiling
+from harness.tune.procedure import ToTune, refuse_none
 from tests.one_test import one_test
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "tunable.py"
@@ -79,17 +80,25 @@ def test_what_spills_or_does_not_fit_is_dropped_with_the_reason(op: Op) -> None:
     assert (found[0].registers, found[0].shared) == (64, 25_700)
 
 
-def test_a_rule_whose_plan_does_not_compile_ends_the_search(op: Op) -> None:
-    """A table must not say that another plan is faster than a plan that nobody has timed."""
+def test_a_size_whose_rule_does_not_compile_has_no_plan_to_time(op: Op) -> None:
+    """A table must not say that another plan is faster than a plan that nobody has timed. Other sizes are searched."""
     before = op.variants["tuned"]
     assert before.tuning
-    broken = replace(before.tuning, rule=lambda _: {"threads": 256, "way": "broken"})
+    broken = replace(
+        before.tuning, rule=lambda case: {"threads": 256, "way": "fine" if case.symbols["M"] == 64 else "broken"}
+    )
     op.variants["tuned"] = replace(before, tuning=broken)
-    with (
-        cuda.assuming(KNOWN["sm_90"]),
-        pytest.raises(CompileError, match=r"the rule's plan, threads256\.waybroken: mine\.cu doesn't compile"),
-    ):
-        candidates(op, case_of())
+    cases = [case_of(rows=rows) for rows in (64, 65)]
+    with cuda.assuming(KNOWN["sm_90"]), Compiling(cuda.architecture()) as compiling:
+        found = compiled(op, {case: legal(op, case) for case in cases}, compiling)
+    assert [bool(kept(found[case])) for case in cases] == [True, False]
+    assert [has_broken_rule(found[case]) for case in cases] == [False, True]
+    assert found[cases[1]][0].dropped == "doesn't compile: mine.cu doesn't compile"
+    why = {each.text: each.dropped for each in found[cases[1]]}
+    assert why["threads256.wayfine"] == "the rule's plan, to compare with, doesn't compile"
+    with pytest.raises(CompileError, match=r"the rule's plan, threads256\.waybroken, doesn't compile: mine\.cu"):
+        refuse_none(ToTune("chunked", "tuned", (cases[1],), "cuda"), [found[cases[1]]])
+    refuse_none(ToTune("chunked", "tuned", tuple(cases), "cuda"), found.values())
 
 
 def test_the_first_program_is_compiled_before_there_are_threads(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:

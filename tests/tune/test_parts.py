@@ -195,6 +195,22 @@ def test_plans_that_do_not_compile_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == [f"{CASES[1].id}: plan rows1.waywrong doesn't compile: mine.cu, nor does 1 other plan"]
 
 
+def test_a_size_whose_rule_does_not_compile_is_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_part(_op: object, found: dict[Case, Any], *_: Any, **__: Any) -> dict[Case, Any]:
+        broken = [replace(each, dropped="doesn't compile: mine.cu") for each in found.get(CASES[1], [])]
+        return found | ({CASES[1]: broken} if broken else {})
+
+    monkeypatch.setattr(parts_module, "compiled", of_part)
+    op, watch, machine = Catalogue([TUNABLE])["chunked"], Silent(), Machine()
+    with Compiling("") as compiling:
+        search = InParts(WANTED, op, paths.cache() / "tune", Until(watch), compiling, machine)
+        assert search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
+    assert [each.shape["M"] for each in search.entries] == [64, 66]
+    [told] = [note for note in watch.notes if "compile" in note]
+    assert told.startswith(f"{CASES[1].id}: the rule's plan ")
+    assert told.endswith(" doesn't compile: mine.cu; no plan is timed")
+
+
 def test_when_the_time_is_over_while_kernels_are_compiled_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(parts_module, "compiled", lambda *_, **__: ended.wait())

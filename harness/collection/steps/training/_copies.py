@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
-"""Torch's variable. Memory that a switch writes to all devices isn't needed here, and a fault of it can stop a host."""
+"""Torch's variable. Memory that a switch writes to all devices isn't needed here, and isn't there on all hosts."""
 _ALIGNED = 32
 """Elements that a share is a multiple of, so that copies and sums begin where caches have lines."""
 

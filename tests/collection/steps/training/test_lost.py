@@ -146,3 +146,23 @@ def test_a_run_of_two_devices_alone_says_which_case_its_efficiency_needs() -> No
 def test_the_page_of_several_devices_has_the_section() -> None:
     titles = [section.title for section in hidden.sections(lines_of(20, 21, 21.5, 25, 24, **TRACE))]
     assert titles == ["What several devices lose", "Communication"]
+
+
+@pytest.mark.parametrize(
+    ("way", "bare", "rest"),
+    [
+        ("buckets", "NCCL's kernels", "the rest: hooks, copies to buckets, slower kernels beside NCCL's, gaps"),
+        ("copies", "copies between devices", "the rest: hooks, copies to buckets, slower kernels beside copies, gaps"),
+    ],
+)
+def test_hooks_of_ours_are_one_part_with_communication_which_a_trace_divides(way: str, bare: str, rest: str) -> None:
+    one, replicas, *_ = [line.result.measurements[0] for line in lines_of(20, 21, 21.5, 25, 23)]
+    found = lines(run_of([one, replicas, measured(replace(CASE, variant=way), 24, NO_NOISE, TRACE)]))
+    note, rows = told([*lost.blocks(found)])
+    assert note.endswith(f"a step loses 4.00 ms, 16.7% of it, most to: {bare} with no kernel beside them, 1.80 ms.")
+    assert {name: cells[0] for name, cells in rows.items()} == {
+        "host and power, which devices share": "1000",
+        f"{bare} with no kernel beside them": "1800",
+        rest: "1200",
+        "all that is lost": "4000",
+    }

@@ -2,7 +2,7 @@
 
 The ways of `_ranks.WAYS` differ by one thing each, so the differences of their times are the parts. The parts add up to
 what DistributedDataParallel loses. A way that wasn't timed leaves a part of two causes. A trace of the kernels divides
-what communication costs.
+what communication costs. For hooks of ours no way is without communication, so theirs is one part with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.collection.steps.training._hidden import (
     OVERLAPPED,
     WITHOUT,
 )
-from harness.collection.steps.training._ranks import WAYS
+from harness.collection.steps.training._ranks import BY_COPIES, IN_BUCKETS, WAYS
 from harness.metrics import Subject
 from harness.report.frame import Line, setting
 from harness.report.tree import Block, Cell, Column, Note, Range, Table, text_column
@@ -28,12 +28,12 @@ from harness.report.tree import Block, Cell, Column, Note, Range, Table, text_co
 ALONE = WAYS[0].name
 _WHOLE = "all that is lost"
 _UNHIDDEN = "for comparison: one all-reduce after the backward"
-_CAUSES = (
-    (ALONE, "host and power, which devices share"),
-    (WITHOUT, "hooks of DistributedDataParallel"),
-    (OVERLAPPED, "communication"),
-)
-"""The ways in their order, each with what costs its step more than the one before it."""
+_SHARED = (ALONE, "host and power, which devices share")
+_CAUSES = {
+    OVERLAPPED: (_SHARED, (WITHOUT, "hooks of DistributedDataParallel"), (OVERLAPPED, "communication")),
+    **{way.name: (_SHARED, (way.name, "hooks and communication")) for way in (IN_BUCKETS, BY_COPIES)},
+}
+"""By the way whose loss is divided: ways in their order, each with what costs its step more than the one before it."""
 _BY_TRACE = "the share of the step is from the trace, the time of the step from the timing"
 
 
@@ -72,8 +72,8 @@ class LostPart:
 def blocks(lines: Sequence[Line]) -> Iterator[Block]:
     """A sentence for each setting, and a table where the loss can be divided; `lines` are those of one scenario."""
     for line in lines:
-        step, label = line.subject.time, f"{setting(line.case)}, {OVERLAPPED}"
-        if line.case.variant != OVERLAPPED or line.case.world < 2 or step is None:
+        step, label = line.subject.time, f"{setting(line.case)}, {line.case.variant}"
+        if line.case.variant not in _CAUSES or line.case.world < 2 or step is None:
             continue
         if line.subject.alone is None or line.subject.alone.time is None:
             one = replace(line.case, variant=ALONE, world=1).id
@@ -84,28 +84,32 @@ def blocks(lines: Sequence[Line]) -> Iterator[Block]:
 
 
 def parts_of(overlapped: Subject) -> list[LostPart]:
-    """What a step of DistributedDataParallel loses, part by part, then all of it, then a comparison where it was timed.
+    """What a step that averages gradients meanwhile loses, part by part, then all of it, then a comparison if timed.
 
     Where a way wasn't timed, its part and the next one are one part. Nothing where only the whole is known.
     """
+    way = overlapped.variant
     one = Seconds.of(overlapped.alone) if overlapped.alone else None
     ways = {name: Seconds.of(beside) for name, beside in overlapped.beside.items()}
     times = {name: time for name, time in ways.items() if time}
-    if overlapped.world < 2 or one is None or OVERLAPPED not in times or not times.keys() & {ALONE, WITHOUT}:
+    between = {name for name, _ in _CAUSES[way][:-1]}
+    if overlapped.world < 2 or one is None or way not in times or not times.keys() & between:
         return []
-    found = [*_differences(one, times, overlapped.world)]
-    if WITHOUT in times:
-        found[-1:] = _of_communication(found[-1], overlapped.facts, times[OVERLAPPED].value)
-    found.append(LostPart(_WHOLE, f"{OVERLAPPED} - {ALONE} on one", times[OVERLAPPED] - one))
+    found = [*_differences(_CAUSES[way], one, times, overlapped.world)]
+    if way != OVERLAPPED or WITHOUT in times:
+        found[-1:] = _of_communication(found[-1], overlapped.facts, times[way].value)
+    found.append(LostPart(_WHOLE, f"{way} - {ALONE} on one", times[way] - one))
     if {WITHOUT, AFTER} <= times.keys():
         found.append(LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT]))
     return found
 
 
-def _differences(one: Seconds, times: Mapping[str, Seconds], world: int) -> Iterator[LostPart]:
+def _differences(
+    ways: Sequence[tuple[str, str]], one: Seconds, times: Mapping[str, Seconds], world: int
+) -> Iterator[LostPart]:
     """What each way that was timed takes beyond the one before it."""
     causes, before, beyond = [], one, f"{ALONE} on one"
-    for name, cause in _CAUSES:
+    for name, cause in ways:
         causes.append(cause)
         if time := times.get(name):
             way = f"{ALONE} on {world} devices" if name == ALONE else name
@@ -122,9 +126,14 @@ def _of_communication(whole: LostPart, facts: Mapping[str, float], step: float) 
     # A trace whose steps differ in their number of kernels has no interval.
     low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
     bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
-    yield LostPart("NCCL's kernels with no kernel beside them", "trace", bare)
-    rest = "the rest: copies to buckets, slower kernels beside NCCL's, gaps"
-    yield LostPart(rest, f"{whole.how} - the line above", whole.lost - bare)
+    copies = whole.how.startswith(BY_COPIES.name)
+    what = "copies between devices" if copies else "NCCL's kernels"
+    yield LostPart(f"{what} with no kernel beside them", "trace", bare)
+    hooks = "" if whole.how.startswith(OVERLAPPED) else "hooks, "
+    beside = "slower kernels beside copies" if copies else "slower kernels beside NCCL's"
+    yield LostPart(
+        f"the rest: {hooks}copies to buckets, {beside}, gaps", f"{whole.how} - the line above", whole.lost - bare
+    )
 
 
 def _answer(parts: Sequence[LostPart], step: float) -> str:

@@ -1,8 +1,9 @@
 // The backward of LayerNorm and RMSNorm for few rows, in one kernel: a block or a cluster makes dx of a row, while other
 // blocks of the same grid make the sums of columns. Neither waits for the other, and no partial sums go through memory.
-// Both read dy and x, one of them from the L2. Rows are whole packs, and tensors are aligned.
+// Both read dy and x, one of them from the L2. Rows are whole packs, and tensors are aligned. What a single row adds to
+// columns are the results, so its block or cluster writes them, and there are no other blocks.
 //
-// Macros: WIDE (packs of columns of a block that sums columns; a power of two up to 32), PACKS (packs of a row that a
+// Macros: WIDE (packs of columns of a block that sums columns; a power of two up to 32, or 0 for a single row), PACKS (packs of a row that a
 // thread has), THREADS (of a block), CLUSTER (blocks of a row).
 #pragma once
 
@@ -14,11 +15,13 @@
 constexpr unsigned BESIDE_BLOCKS = (PACKS <= 2 ? 1024 : 512) / THREADS;
 constexpr unsigned BESIDE_AT_ONCE = 2;  // rows of a thread that sums columns, whose loads are under way together
 
-// dx of the row of the block's cluster.
+// dx of the row of the block's cluster; dgamma and dbeta, too, if there is no other row.
 template <bool Centred, typename Team, typename Element>
 __device__ __forceinline__ void beside_row(const Element* __restrict__ dy, const Element* __restrict__ x,
                                            const Element* __restrict__ gamma, const float* __restrict__ mean,
-                                           const float* __restrict__ rstd, Element* __restrict__ dx, unsigned columns) {
+                                           const float* __restrict__ rstd, Element* __restrict__ dx,
+                                           Element* __restrict__ dgamma, Element* __restrict__ dbeta,
+                                           unsigned columns) {
   using Packs = Pack<Element>;
   Team team;
   const auto of = NormRow<Centred>::load(mean, rstd, team.row());
@@ -35,9 +38,18 @@ __device__ __forceinline__ void beside_row(const Element* __restrict__ dy, const
   float sums[of.SUMS] = {};
 #pragma unroll
   for (unsigned j = 0; j < PACKS; ++j) {
-    float unused[Packs::SIZE][of.SUMS] = {};
-    if (team.template part<PACKS>(j) * Packs::SIZE >= columns) continue;
-    add_chunk(of, gradients[j], values[j], scale[j], sums, unused);
+    float of_columns[Packs::SIZE][of.SUMS] = {};
+    const unsigned column = team.template part<PACKS>(j) * Packs::SIZE;
+    if (column >= columns) continue;
+    add_chunk(of, gradients[j], values[j], scale[j], sums, of_columns);
+#pragma unroll
+    for (unsigned s = 0; s < of.SUMS && WIDE == 0; ++s) {
+      float chosen[Packs::SIZE];
+      Packs results;
+      sums_of(of_columns, s, chosen);
+      narrow(chosen, results);
+      store_chunk((s ? dbeta : dgamma) + column, results);
+    }
   }
 #pragma unroll
   for (float& sum : sums) sum *= 1.0f / columns;
@@ -50,6 +62,7 @@ __device__ __forceinline__ void beside_row(const Element* __restrict__ dy, const
   }
 }
 
+#if WIDE
 // Adds up the sums of the threads that have the same pack of columns, and writes the results. first: of the block's
 // columns. Warps' sums are added in the same order in every run.
 template <typename Element, unsigned Size, unsigned Sums>
@@ -110,6 +123,7 @@ __device__ __forceinline__ void beside_columns(const Element* __restrict__ dy, c
   }
   put_beside(sums, first, columns, dgamma, dbeta);
 }
+#endif
 
 // The grid: clusters for all rows, then blocks for all columns, which fill up clusters.
 template <bool Centred, typename Element>
@@ -123,10 +137,12 @@ __device__ __forceinline__ void beside_gradients(const Element* __restrict__ dy,
 #else
   using Team = BlockTeam<THREADS>;  // the host asks for no clusters on other devices
 #endif
-  if (blockIdx.x < rows * CLUSTER) {
-    beside_row<Centred, Team>(dy, x, gamma, mean, rstd, dx, columns);
-  } else {
+#if WIDE
+  if (blockIdx.x >= rows * CLUSTER) {
     beside_columns<Centred>(dy, x, mean, rstd, dgamma, dbeta, rows, columns, blockIdx.x - rows * CLUSTER);
+    return;
   }
+#endif
+  beside_row<Centred, Team>(dy, x, gamma, mean, rstd, dx, dgamma, dbeta, columns);
 }
 #endif  // WIDE

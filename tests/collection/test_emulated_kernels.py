@@ -50,6 +50,7 @@ CASES = [
     ("rms_norm_grad", "bfloat16", {"M": 21, "N": 1032}, "beside", {}),
     rare("rms_norm_grad", "float32", {"M": 3, "N": 5000}, "beside", {}),
     rare("rms_norm_grad", "float16", {"M": 1, "N": 8}, "beside", {}),
+    rare("layer_norm_grad", "bfloat16", {"M": 1, "N": 20_000}, "beside", {}),
     rare("layer_norm_grad", "bfloat16", {"M": 133, "N": 264}, "beside", {}),
     rare("layer_norm_grad", "float16", {"M": 5, "N": 20_000}, "beside", {}),
     rare("layer_norm_grad", "float32", {"M": 70, "N": 100}, "beside", {}),

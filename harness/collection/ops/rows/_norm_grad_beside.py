@@ -23,7 +23,8 @@ class BesidePlan:
     """What the kernel is compiled for and launched with.
 
     count: packs of a row that a thread has. threads: of a block. cluster: blocks of a row. wide: packs of columns of a
-    block that sums columns. grid: blocks, which are whole clusters.
+    block that sums columns; 0 where there is no such block, since a single row has the sums. grid: blocks, which are
+    whole clusters.
     """
 
     count: int
@@ -44,6 +45,8 @@ class BesidePlan:
         # So many that a block sums its columns in one turn, if so many threads can; at least, as a row needs.
         turn = min(_MOST_THREADS, power_of_2_from(rows) * fewest // _AT_ONCE)
         threads = max(_FEWEST_THREADS, turn, blocks(blocks(share, count), WARP) * WARP)
+        if rows == 1:
+            return cls(count, threads, cluster, 0, cluster)
         wide = max(fewest, min(most, power_of_2_from(threads // power_of_2_from(rows))))
         grid = rows * cluster + blocks(blocks(packs, wide), cluster) * cluster
         return cls(count, threads, cluster, wide, grid)

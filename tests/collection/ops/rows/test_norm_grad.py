@@ -85,7 +85,10 @@ SPREAD = [
 ]
 # One row, one pack; as many packs as threads, and some more; blocks of a cluster, one of them nearly empty.
 BESIDE = [
-    *(("float16", *shape) for shape in [(1, 8), (1, 1024), (2, 4096), (256, 4104), (131, 16_000), (8, 131_072)]),
+    *(
+        ("float16", *shape)
+        for shape in [(1, 8), (1, 1024), (1, 131_072), (2, 4096), (256, 4104), (131, 16_000), (8, 131_072)]
+    ),
     *(("bfloat16", *shape) for shape in [(64, 896), (255, 128), (7, 65_544), (16, 128_256)]),
     *(("float32", *shape) for shape in [(33, 36), (100, 10_000), (5, 65_536)]),
 ]

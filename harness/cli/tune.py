@@ -142,9 +142,14 @@ def _list(wanted: Sequence[ToTune], timing: Timing) -> None:
             failed = error
             continue
         typer.echo("\n".join(line for one in found for line in (*tune_told.lines(one), "")))
-        if len(wanted) == 1:
-            tune.refuse_none(each, (one.candidates for one in found))
         by_op.append(found)
+        try:
+            tune.refuse_none(each, (one.candidates for one in found))
+        except CompileError as error:
+            failed = error
+        except UsageError:
+            if len(wanted) == 1:
+                raise
     typer.echo(tune_told.total(by_op, timing))
     if failed:
         raise failed
@@ -173,10 +178,7 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
             failed = error
             continue
         tune_told.tell(found)
-        if found.entries and not found.file:
-            raise MachineError(
-                "the table couldn't be kept", f"make room in {paths.cache()}; the same command measures nothing again"
-            )
+        failed = _failure(found) or failed
         done[place] = each.sizes if found.complete else len(found.entries)
         if not found.complete:
             typer.echo(tune_told.over(ahead, done), err=True)
@@ -185,6 +187,23 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
         raise failed
     for one in wanted:
         tune.forget(one)
+
+
+def _failure(found: Tuned) -> HarnessError | None:
+    """What a search that came to its end couldn't do; raised where nothing was kept."""
+    from harness.units import plural
+
+    if found.entries and not found.file:
+        raise MachineError(
+            "the table couldn't be kept", f"make room in {paths.cache()}; the same command measures nothing again"
+        )
+    if not found.broken:
+        return None
+    others = f", nor at {plural(len(found.broken) - 1, 'other size')}" if len(found.broken) > 1 else ""
+    return CompileError(
+        f"{found.broken[0].id}: the rule's plan doesn't compile{others}",
+        "correct the kernel, or the rule; the same command goes on with what is left",
+    )
 
 
 def _with_sizes(every: Sequence[Ahead]) -> Sequence[Ahead]:

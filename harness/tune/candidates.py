@@ -109,11 +109,10 @@ def compiled(
         for candidate in each:
             kernels = _kernels(op, case, candidate)
             facts = _with_facts(candidate, kernels, compiling)
-            told[case].append(_spilling(facts, of_rule=told[case][0] if told[case] else facts))
+            rule = told[case][0] if told[case] else facts
+            told[case].append(_compared(facts, rule))
             if kernels and step:
                 step(case, len(told[case]), len(each))
-            if has_broken_rule(told[case]) and not told[case][-1].dropped:
-                told[case][-1] = replace(told[case][-1], dropped="the rule's plan, to compare with, doesn't compile")
             if keep and not told[case][-1].dropped:
                 for file, built in kernels:
                     compiling.keep(file, built)
@@ -183,9 +182,13 @@ def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], com
     return candidate
 
 
-def _spilling(candidate: Candidate, of_rule: Candidate) -> Candidate:
+def _compared(candidate: Candidate, rule: Candidate) -> Candidate:
     """The candidate, dropped if it spills more than the rule's plan, which may be the best although it spills."""
-    if candidate.local <= of_rule.local or candidate.dropped:
+    if candidate.dropped:
+        return candidate
+    if has_broken_rule([rule]):
+        return replace(candidate, dropped="the rule's plan, to compare with, doesn't compile")
+    if candidate.local <= rule.local:
         return candidate
     return replace(candidate, dropped=f"spills: {candidate.local} bytes of local memory a thread")
 

@@ -150,7 +150,8 @@ class InParts:
         if not all(each.complete for each in found.values()):
             return False
         made = [self._entry(case, facts[case], each) for case, each in found.items() if each.timed]
-        plans.write(PlanTable(plans.device_name(self.wanted.device), tuple(made)), folder / _DONE)
+        if not any(map(has_broken_rule, facts.values())):  # a size whose rule compiles the next time is searched then
+            plans.write(PlanTable(plans.device_name(self.wanted.device), tuple(made)), folder / _DONE)
         self._write(made)
         return True
 

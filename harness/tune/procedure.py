@@ -73,13 +73,14 @@ class Tuned:
     """What a search found. entries: of the sizes that are done, as they are in `file`, None where it couldn't be kept.
 
     found: by case; a case that isn't in it has no plan, or the time was over before it. complete: whether the time was
-    enough for all sizes; if not, the same command goes on.
+    enough for all sizes; if not, the same command goes on. broken: cases whose rule's plan doesn't compile.
     """
 
     found: dict[Case, Ranking]
     entries: tuple[Entry, ...]
     file: Path | None
     complete: bool
+    broken: tuple[Case, ...] = ()
 
 
 def listed(wanted: ToTune, observer: Observer) -> tuple[Listed, ...]:
@@ -191,7 +192,8 @@ def tune(wanted: ToTune, observer: Observer) -> Tuned:
         refuse_none(wanted, (every | search.facts).values())
         if not search.entries:
             raise MachineError("no plan was right and timed, so there is no table", "see the reason of each plan above")
-    return Tuned(search.found, tuple(search.entries), search.file, complete)
+    broken = tuple(case for case, each in search.facts.items() if has_broken_rule(each))
+    return Tuned(search.found, tuple(search.entries), search.file, complete, broken)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 // Both read dy and x, one of them from the L2. Rows are whole packs, and tensors are aligned. What a single row adds to
 // columns are the results, so its block or cluster writes them, and there are no other blocks.
 //
-// Macros: WIDE (packs of columns of a block that sums columns; a power of two up to 32, or 0 for a single row), PACKS (packs of a row that a
-// thread has), THREADS (of a block), CLUSTER (blocks of a row).
+// Macros: WIDE (packs of columns of a block that sums columns; a power of two up to 32, or 0 for a single row), PACKS (packs
+// of a row that a thread has), THREADS (of a block), CLUSTER (blocks of a row).
 #pragma once
 
 #ifdef WIDE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ from typer.testing import CliRunner, Result
 import harness.tune
 from harness import kept, paths, plans
 from harness.cli import app, tune
-from harness.errors import UsageError
+from harness.errors import CompileError, UsageError
 from harness.model import Case, Timing
 from harness.ops import Catalogue
 from harness.ops.tuning import kernels_digest
 from harness.plans import Entry, PlanTable, TimedPlan
-from harness.tune import Candidate, Listed, ToTune
+from harness.tune import Ahead, Candidate, Listed, ToTune, Tuned
+from harness.tune.search import Ranking
 from tests.one_test import one_test
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -237,6 +239,44 @@ def test_a_dry_run_lists_the_other_ops_where_one_has_a_fault(
     with pytest.raises(UsageError, match="its rule is wrong"):
         tune._list([ToTune("a", "tuned", (), "cpu")], Timing())
     assert capsys.readouterr().err == ""
+
+
+BROKEN = (Candidate({"n": 1}, rule=True, dropped="doesn't compile: mine.cu"), Candidate({"n": 2}, dropped="no rule"))
+
+
+def test_a_dry_run_of_several_ops_fails_where_no_rule_of_one_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(wanted: ToTune, _: object) -> tuple[Listed, ...]:
+        return (Listed(Case(wanted.op, "tuned", "float32", ()), {"a": BROKEN, "b": (Candidate({"n": 1}),)}[wanted.op]),)
+
+    monkeypatch.setattr(harness.tune, "listed", listed)
+    with pytest.raises(CompileError, match=r"the rule's plan, n1, doesn't compile: mine\.cu"):
+        tune._list([ToTune(op, "tuned", (), "cpu") for op in "ab"], Timing())
+    told = capsys.readouterr().out
+    assert "left out: n1: doesn't compile: mine.cu (the rule)" in told
+    assert "b/tuned/float32/scalar: 1 plan to time" in told
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (2, ", nor at 1 other size"), (3, ", nor at 2 other sizes")])
+def test_a_search_that_left_out_sizes_tells_what_it_found_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, more: str
+) -> None:
+    cases = tuple(Case("a", "tuned", "float32", (("N", size),)) for size in range(4))
+    wanted = ToTune("a", "tuned", cases, "cpu")
+    timed = TimedPlan({"n": 2}, 1e-6, 1e-6, 1e-6, rule=True)
+    found = Tuned({cases[3]: Ranking((timed,), 2, complete=True)}, (), None, True, cases[:count])
+    forgotten: list[object] = []
+    monkeypatch.setattr(harness.tune, "in_order", lambda _: [Ahead(wanted, plans=8, sizes=4)])
+    monkeypatch.setattr(harness.tune, "forget", forgotten.append)
+    monkeypatch.setattr(tune, "_searched", lambda *_: found)
+    with pytest.raises(CompileError, match=f"a/tuned/float32/N0: the rule's plan doesn't compile{more}$"):
+        tune._search([wanted], math.inf)
+    assert "a/tuned/float32/N3: the rule's plan stays, 1.000 us (2 tried)" in capsys.readouterr().out
+    assert forgotten == []
+    monkeypatch.setattr(tune, "_searched", lambda *_: replace(found, broken=()))
+    tune._search([wanted], math.inf)
+    assert forgotten == [wanted]
 
 
 @pytest.mark.gpu

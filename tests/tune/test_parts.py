@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness import paths, plans
-from harness.errors import UnwritableError, UsageError
+from harness.errors import CompileError, UnwritableError, UsageError
 from harness.model import Case, Job, Measurement
 from harness.ops import Catalogue
 from harness.store import files
@@ -195,17 +195,39 @@ def test_plans_that_do_not_compile_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == [f"{CASES[1].id}: plan rows1.waywrong doesn't compile: mine.cu, nor does 1 other plan"]
 
 
-def test_a_size_whose_rule_does_not_compile_is_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_whose_rule_does_not_compile_is_left_out_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {CASES[1]}
+
+    def of_part(_op: object, found: dict[Case, Any], *_: Any, **__: Any) -> dict[Case, Any]:
+        why = {True: "doesn't compile: mine.cu", False: ""}
+        return {case: [replace(each, dropped=why[case in broken]) for each in all_] for case, all_ in found.items()}
+
+    monkeypatch.setattr(parts_module, "compiled", of_part)
+    for _ in range(2):  # the same command again says and does the same
+        found = run(monkeypatch, Machine())
+        assert (found.complete, found.broken) == (True, (CASES[1],))
+        assert [each["shape"]["M"] for each in entries(found.file)] == [64, 66]
+    broken |= set(CASES)
+    for _ in range(2):
+        procedure.forget(WANTED)
+        with pytest.raises(CompileError, match=r"the rule's plan, rows1\.wayneg, doesn't compile: mine\.cu"):
+            run(monkeypatch, Machine())
+    broken.clear()
+    found = run(monkeypatch, Machine())
+    assert (found.complete, found.broken) == (True, ())
+    assert [each["shape"]["M"] for each in entries(found.file)] == [64, 65, 66]
+
+
+def test_what_does_not_compile_of_a_rule_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_part(_op: object, found: dict[Case, Any], *_: Any, **__: Any) -> dict[Case, Any]:
         broken = [replace(each, dropped="doesn't compile: mine.cu") for each in found.get(CASES[1], [])]
         return found | ({CASES[1]: broken} if broken else {})
 
     monkeypatch.setattr(parts_module, "compiled", of_part)
-    op, watch, machine = Catalogue([TUNABLE])["chunked"], Silent(), Machine()
+    op, watch = Catalogue([TUNABLE])["chunked"], Silent()
     with Compiling("") as compiling:
-        search = InParts(WANTED, op, paths.cache() / "tune", Until(watch), compiling, machine)
+        search = InParts(WANTED, op, paths.cache() / "tune", Until(watch), compiling, Machine())
         assert search.run({case: legal(op, case) for case in CASES}, lambda *_: None)
-    assert [each.shape["M"] for each in search.entries] == [64, 66]
     [told] = [note for note in watch.notes if "compile" in note]
     assert told.startswith(f"{CASES[1].id}: the rule's plan ")
     assert told.endswith(" doesn't compile: mine.cu; no plan is timed")

@@ -38,6 +38,7 @@ _SECTOR = 8  # floats
 
 # What prelu_grad_tuned cuts the tensor by.
 _PLACES_A_BLOCK = 2  # with two rounds under way in each, a block for every second place keeps the memory busy
+_ALL_REGISTERS, _REGISTERS = 65_536, {4: 32, 2: 64}  # of a multiprocessor; of a thread, by the bytes of an element
 _MOST_ROUNDS = 8  # with more rounds hardly any time is saved
 _MOST_PERIOD = 2**30  # elements that are aimed at, so that places in a period have 31 bits
 _GRID = 2**31 - 1
@@ -264,9 +265,8 @@ class Cut:
     def of(cls, rows: _Rows, pack: int) -> Cut | None:
         """The cut of a tensor with these rows; None where even the shortest period is too long."""
         tile, places = BLOCK * pack, cuda.resident_threads() // BLOCK
-        # Blocks of halves have room in every second place, since they need twice the registers of blocks of floats.
-        # With a few blocks more than that, these few would run alone in the end.
-        room = max(1, places // 2 if pack > 4 else places)
+        # With a few blocks more than there are registers for, these few would run alone in the end.
+        room = min(places, cuda.multiprocessors() * _ALL_REGISTERS // (BLOCK * _REGISTERS[PACK_BYTES // pack]))
         # A period has a whole number of units (elements of the only channel, or samples), which make whole packs.
         length, unit = (rows.inner, 1) if rows.channels == 1 else (rows.batch, rows.channels * rows.inner)
         step = pack // math.gcd(pack, unit)

@@ -1,8 +1,8 @@
 """Means of gradients over the ranks of one host by copies between their devices, beside the backward.
 
 The kernels of NCCL take multiprocessors from the backward. Copies from device to device need none where the driver has
-copy engines make them, which a trace tells; kernels only add. Source: torch's notes on symmetric memory, which is what
-all ranks of a host can write.
+copy engines make them; kernels only add. Source: torch's notes on symmetric memory, which is what all ranks of a host
+can write.
 """
 
 from __future__ import annotations
@@ -88,12 +88,13 @@ def room(like: torch.Tensor, elements: int, group: Any) -> tuple[list[torch.Tens
     from torch.distributed import _symmetric_memory
 
     own, devices = like.device.index, _told(like.device.index)
-    if not all(torch.cuda.can_device_access_peer(own, other) for other in devices if other != own):
-        raise RuntimeError(f"device {own} can't write the memory of all of {devices}: measure buckets")
+    reaches = all(torch.cuda.can_device_access_peer(own, other) for other in devices if other != own)
+    if unable := [device for device, able in zip(devices, _told(reaches), strict=True) if not able]:
+        raise RuntimeError(f"devices {unable} can't write the memory of all of {devices}: measure buckets")
     os.environ[_NO_MULTICAST] = "1"
     before = torch.cuda.memory_allocated()
     memory = _symmetric_memory.empty(elements, dtype=like.dtype, device=like.device)
-    uncounted = memory.nbytes - (torch.cuda.memory_allocated() - before)
+    uncounted = max(0, memory.nbytes - (torch.cuda.memory_allocated() - before))
     handle = _symmetric_memory.rendezvous(memory, group)
     every = [handle.get_remote_tensor(rank, (elements,), like.dtype) for rank in range(group.size())]
     every[group.rank()] = memory  # which keeps it

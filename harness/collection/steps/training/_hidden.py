@@ -201,7 +201,8 @@ def sending(events: Iterable[Mapping[str, Any]], copied: Collection[int] = ()) -
     """When each kernel of NCCL ran, and each copy of such a size, in seconds, in the order of their starts."""
     events = [*events]
     kernels = [event for event in _kernels(events) if _is_sending(event)]
-    copies = [event for event in events if event.get("cat") == "gpu_memcpy" and event["args"].get("bytes") in copied]
+    moved = [event for event in events if event.get("cat") == "gpu_memcpy"]
+    copies = [event for event in moved if event.get("args", {}).get("bytes") in copied]
     return sorted(_interval(event) for event in (*kernels, *copies))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from harness import check, cuda
 from harness.collection.ops.activation.prelu_grad import OP, Cut, _Rows, expected_sum, products
+from harness.cuda.assumed import KNOWN, assuming
 from harness.model import Case
 from harness.ops import Context, comparer
 from tests.one_test import one_test
@@ -205,6 +206,7 @@ def test_a_sum_without_one_block_is_noticed(dtype, elements):
 def test_cuts(monkeypatch, pack):
     """Periods cover the tensor and repeat its channels; every row lies in `slots` tiles, or in one less."""
     monkeypatch.setattr(cuda, "resident_threads", lambda: 256)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 1)
     several = 0
     for batch in (1, 2, 7, 96, 1000):
         for channels in (1, 2, 3, 64):
@@ -226,17 +228,25 @@ def test_cuts(monkeypatch, pack):
     assert several
 
 
-@pytest.mark.parametrize(("batch", "pack", "rounds"), [(128, 8, 3), (256, 8, 6), (128, 4, 5), (32, 8, 1), (4096, 8, 8)])
-def test_blocks_of_a_small_layer_fit_beside_each_other(monkeypatch, batch, pack, rounds):
-    """An H200 has room for 528 blocks of halves, and for twice as many of floats."""
-    monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
-    cut = Cut.of(_Rows(batch, 512, 49), pack)
+@pytest.mark.parametrize(
+    ("gpu", "batch", "pack", "rounds"),
+    [
+        *(("sm_90", *sizes) for sizes in [(128, 8, 3), (256, 8, 6), (128, 4, 5), (32, 8, 1), (4096, 8, 8)]),
+        *(("sm_89", *sizes) for sizes in [(32, 8, 1), (46, 8, 1), (47, 8, 2)]),
+    ],
+)
+def test_blocks_of_a_small_layer_fit_beside_each_other(gpu, batch, pack, rounds):
+    """A multiprocessor has room for four blocks of halves, also where it has 1536 threads; of floats for more."""
+    with assuming(KNOWN[gpu]):
+        cut = Cut.of(_Rows(batch, 512, 49), pack)
+        room = cuda.multiprocessors() * 4 if pack == 8 else cuda.resident_threads() // 256
     assert cut.rounds == rounds
-    assert rounds == 8 or cut.period <= cut.tile * (528 if pack == 8 else 1056)
+    assert rounds == 8 or cut.period <= cut.tile * room
 
 
 def test_what_has_no_cut(monkeypatch):
     monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
     assert Cut.of(_Rows(1, 2, 2**30), 8) is None
     assert Cut.of(_Rows(4, 2, 2**30 - 1), 8) is None
     assert Cut.of(_Rows(1, 1, 2**33 + 1), 8).rounds == 9

@@ -150,7 +150,9 @@ def test_copies_are_made_on_a_stream_beside_the_backward_which_waits_for_them(mo
 class Symmetric:
     """Torch's symmetric memory of two ranks."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, counted: int, reachable: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, counted: int = 0, *, reaches: bool = True, other: bool = True
+    ) -> None:
         self.own, self.allocated, self.counted = torch.zeros(8), 100, counted
         self.asked: list[object] = []
         from torch.distributed import _symmetric_memory
@@ -158,8 +160,8 @@ class Symmetric:
         monkeypatch.setattr(_symmetric_memory, "empty", self.empty)
         monkeypatch.setattr(_symmetric_memory, "rendezvous", self.rendezvous)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.allocated)
-        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: own != other and reachable)
-        monkeypatch.setattr(_copies, "_told", lambda own: [3, own])
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, to: own != to and reaches)
+        monkeypatch.setattr(_copies, "_told", lambda own: [other if isinstance(own, bool) else 3, own])
         monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
 
     def empty(self, elements: int, **given: Any) -> Tensor:
@@ -174,8 +176,8 @@ class Symmetric:
         return SimpleNamespace(get_remote_tensor=lambda *what: what, barrier="a barrier")
 
 
-@pytest.mark.parametrize("counted", [0, 32])  # the allocator counts it in a later torch
-def test_devices_write_symmetric_memory(monkeypatch: pytest.MonkeyPatch, counted: int) -> None:
+@pytest.mark.parametrize(("counted", "rest"), [(0, 32), (32, 0), (64, 0)])  # a later torch may count it, and round
+def test_devices_write_symmetric_memory(monkeypatch: pytest.MonkeyPatch, counted: int, rest: int) -> None:
     memory = Symmetric(monkeypatch, counted)
     group: Any = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
     like: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 1))
@@ -183,13 +185,17 @@ def test_devices_write_symmetric_memory(monkeypatch: pytest.MonkeyPatch, counted
     assert memory.asked == [(8, {"dtype": torch.float32, "device": like.device}), group]
     assert every[0] == (0, (8,), torch.float32)
     assert every[1] is memory.own  # which would be freed otherwise
-    assert [barrier, uncounted] == ["a barrier", 32 - counted]
+    assert [barrier, uncounted] == ["a barrier", rest]
 
 
-def test_devices_that_cannot_reach_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    Symmetric(monkeypatch, 0, reachable=False)
+@pytest.mark.parametrize(("reaches", "unable"), [({"reaches": False}, "1"), ({"other": False}, "3")])
+def test_all_ranks_say_which_device_cannot_reach_another(
+    monkeypatch: pytest.MonkeyPatch, reaches: dict[str, bool], unable: str
+) -> None:
+    Symmetric(monkeypatch, **reaches)
     like: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 1))
-    with pytest.raises(RuntimeError, match=r"device 1 can't write the memory of all of \[3, 1\]: measure buckets"):
+    what = rf"devices \[{unable}\] can't write the memory of all of \[3, 1\]: measure buckets"
+    with pytest.raises(RuntimeError, match=what):
         _copies.room(like, 8, None)
 
 

@@ -152,7 +152,11 @@ def test_the_page_of_several_devices_has_the_section() -> None:
     ("way", "bare", "rest"),
     [
         ("buckets", "NCCL's kernels", "the rest: hooks, copies to buckets, slower kernels beside NCCL's, gaps"),
-        ("copies", "copies between devices", "the rest: hooks, copies to buckets, slower kernels beside copies, gaps"),
+        (
+            "copies",
+            "copies between devices",
+            "the rest: hooks, copies to buckets, sums, waiting for other devices, slower kernels beside copies, gaps",
+        ),
     ],
 )
 def test_hooks_of_ours_are_one_part_with_communication_which_a_trace_divides(way: str, bare: str, rest: str) -> None:

@@ -34,6 +34,15 @@ _CAUSES = {
     **{way.name: (_SHARED, (way.name, "hooks and communication")) for way in (IN_BUCKETS, BY_COPIES)},
 }
 """By the way whose loss is divided: ways in their order, each with what costs its step more than the one before it."""
+_DIVIDED = {
+    OVERLAPPED: ("NCCL's kernels", "copies to buckets, slower kernels beside NCCL's"),
+    IN_BUCKETS.name: ("NCCL's kernels", "hooks, copies to buckets, slower kernels beside NCCL's"),
+    BY_COPIES.name: (
+        "copies between devices",
+        "hooks, copies to buckets, sums, waiting for other devices, slower kernels beside copies",
+    ),
+}
+"""By the way: what a trace has of its communication, and what it doesn't tell apart."""
 _BY_TRACE = "the share of the step is from the trace, the time of the step from the timing"
 
 
@@ -97,7 +106,7 @@ def parts_of(overlapped: Subject) -> list[LostPart]:
         return []
     found = [*_differences(_CAUSES[way], one, times, overlapped.world)]
     if way != OVERLAPPED or WITHOUT in times:
-        found[-1:] = _of_communication(found[-1], overlapped.facts, times[way].value)
+        found[-1:] = _of_communication(way, found[-1], overlapped.facts, times[way].value)
     found.append(LostPart(_WHOLE, f"{way} - {ALONE} on one", times[way] - one))
     if {WITHOUT, AFTER} <= times.keys():
         found.append(LostPart(_UNHIDDEN, f"{AFTER} - {WITHOUT}", times[AFTER] - times[WITHOUT]))
@@ -117,7 +126,7 @@ def _differences(
             causes, before, beyond = [], time, name
 
 
-def _of_communication(whole: LostPart, facts: Mapping[str, float], step: float) -> Iterator[LostPart]:
+def _of_communication(way: str, whole: LostPart, facts: Mapping[str, float], step: float) -> Iterator[LostPart]:
     """What communication costs a step of so many seconds, divided by the trace where there is one."""
     if not {HIDDEN, COMMUNICATION} <= facts.keys():
         yield whole
@@ -126,14 +135,9 @@ def _of_communication(whole: LostPart, facts: Mapping[str, float], step: float) 
     # A trace whose steps differ in their number of kernels has no interval.
     low, high = facts.get(HIDDEN_LOW, hidden), facts.get(HIDDEN_HIGH, hidden)
     bare = Seconds(*(step * share * (1 - one) for one in (hidden, high, low)))
-    copies = whole.how.startswith(BY_COPIES.name)
-    what = "copies between devices" if copies else "NCCL's kernels"
-    yield LostPart(f"{what} with no kernel beside them", "trace", bare)
-    hooks = "" if whole.how.startswith(OVERLAPPED) else "hooks, "
-    beside = "slower kernels beside copies" if copies else "slower kernels beside NCCL's"
-    yield LostPart(
-        f"the rest: {hooks}copies to buckets, {beside}, gaps", f"{whole.how} - the line above", whole.lost - bare
-    )
+    sent, rest = _DIVIDED[way]
+    yield LostPart(f"{sent} with no kernel beside them", "trace", bare)
+    yield LostPart(f"the rest: {rest}, gaps", f"{whole.how} - the line above", whole.lost - bare)
 
 
 def _answer(parts: Sequence[LostPart], step: float) -> str:

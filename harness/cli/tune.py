@@ -190,7 +190,7 @@ def _search(wanted: Sequence[ToTune], seconds: float) -> None:
 
 
 def _failure(found: Tuned) -> HarnessError | None:
-    """What a search that came to its end couldn't do; raised where nothing was kept."""
+    """What a search couldn't do, so that the command fails in the end. Raises it where the table couldn't be kept."""
     from harness.units import plural
 
     if found.entries and not found.file:

@@ -183,7 +183,10 @@ def _with_facts(candidate: Candidate, kernels: Sequence[tuple[Path, Built]], com
 
 
 def _compared(candidate: Candidate, rule: Candidate) -> Candidate:
-    """The candidate, dropped if it spills more than the rule's plan, which may be the best although it spills."""
+    """The candidate, dropped if the rule's plan doesn't compile, or if the candidate spills more than that plan.
+
+    A rule's plan may be the best although it spills.
+    """
     if candidate.dropped:
         return candidate
     if has_broken_rule([rule]):

@@ -127,8 +127,8 @@ def _rule(case: Case) -> Plan | None:
     if obstacle(case):
         return None
     two: Plan = {"sharers": 2}
-    # A multiprocessor has room for a single block of nine strips. There two warps a strip are faster, as a search on an
-    # H200 found, which no committed run has.
+    # A multiprocessor has room for a single block of nine strips. There two warps a strip are faster on an H200:
+    # reports/h200/models_gradients has them, models_again has one.
     pays = case.symbols["T"] > _MANY and case.symbols["D"] == DIMS[0]
     return two if pays and _refuse(case, two) is None else {"sharers": 1}
 

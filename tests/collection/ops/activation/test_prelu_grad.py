@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness import check, cuda
-from harness.collection.ops.activation.prelu_grad import OP, Cut, _Rows, expected_sum, products
+from harness.collection.ops.activation.prelu_grad import _REGISTERS, OP, Cut, _Rows, expected_sum, products
 from harness.cuda.assumed import KNOWN, assuming
 from harness.model import Case
 from harness.ops import Context, comparer
@@ -242,6 +242,12 @@ def test_blocks_of_a_small_layer_fit_beside_each_other(gpu, batch, pack, rounds)
         room = cuda.multiprocessors() * 4 if pack == 8 else cuda.resident_threads() // 256
     assert cut.rounds == rounds
     assert rounds == 8 or cut.period <= cut.tile * room
+
+
+@pytest.mark.parametrize(("scalar", "size"), [("float", 4), ("__half", 2), ("__nv_bfloat16", 2)])
+def test_threads_have_as_many_registers_as_cuts_believe(compiled, scalar, size):
+    registers = compiled("prelu_grad.cu", {"SCALAR": scalar})["prelu_grad_tuned"].registers
+    assert _REGISTERS[size] // 2 < registers <= _REGISTERS[size]
 
 
 def test_what_has_no_cut(monkeypatch):

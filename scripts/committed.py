@@ -31,8 +31,8 @@ FOR_ROWS = "row_"
 """How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""
-BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds")
-"""Runs of some rungs in one process, beside a run in three. A case is taken from them only if no other run has it."""
+BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "scaling_copies")
+"""Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""
@@ -125,6 +125,11 @@ class Runs:
                 if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
                     self._older += [self.groups[group]] if group in self.groups else []
                     self.groups[group] = Group(run, name, group, variants)
+
+    @property
+    def every(self) -> list[Group]:
+        """Every measurement of every case, a newer one of a case after an older one."""
+        return [*self._older, *self.groups.values()]
 
     def group(self, op: str, dtype: str, setting: str) -> Group:
         """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""

@@ -28,12 +28,22 @@ WIDTH = 120
 
 def measured(op: Op, runs: Runs) -> Group | None:
     """The case whose figures stand in the source; None if no committed run has one."""
-    found = [group for group in runs.groups.values() if group.name.startswith(f"{op.name}/") and steps(op, group)]
+    found = list(_groups(op, runs).values())
     for fits in (_is_plain, _is_large, lambda group: len(steps(op, group)), _has_torch, _is_float32):
         best = max(map(fits, found), default=0)
         found = [group for group in found if fits(group) == best]
     found.sort(key=lambda group: (_gain(op, group), group.name))
     return found[len(found) // 2] if found else None
+
+
+def _groups(op: Op, runs: Runs) -> dict[str, Group]:
+    """The cases with steps, each of its newest run with most steps: newer runs often lack the first steps."""
+    found: dict[str, Group] = {}
+    for group in runs.every:
+        own = steps(op, group) if group.name.startswith(f"{op.name}/") else []
+        if own and (group.name not in found or len(own) >= len(steps(op, found[group.name]))):
+            found[group.name] = group
+    return found
 
 
 def _case(group: Group) -> Case:

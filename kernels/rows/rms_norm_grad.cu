@@ -3,15 +3,16 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/few_rows_gradients), float16 M132-N131072.
-// At least 69.47 MB are read and 34.87 MB written. The ceiling is 25.77 us, by memory.
+// What each step gained on an NVIDIA H200 (reports/h200/counters_rows), float32 M131072-N1024.
+// At least 1.074 GB are read and 536.9 MB written. The ceiling is 366.8 us, by memory.
 //   eager: PyTorch
-//       298.2 us    8.6% of ceiling
+//       632.4 us   58.0% of ceiling
 //   separate: a kernel each for dx and dgamma
-//       400.8 us    6.4% of ceiling  moves 173.0 MB  0.74x the speed of eager
+//       675.8 us   54.3% of ceiling  moves 2.684 GB  0.94x the speed of eager
 //   fused: one read of dy and x, by blocks that add up columns row after row
+//       1.119 ms   32.8% of ceiling  moves 1.611 GB  0.60x the speed of separate
 //   tuned: tiles of rows in shared memory, ahead of the work; teams that fit the row
-//       40.22 us   64.1% of ceiling  moves 103.8 MB  9.96x the speed of separate
+//       399.3 us   91.9% of ceiling  moves 1.611 GB  2.80x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

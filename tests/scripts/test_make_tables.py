@@ -33,7 +33,7 @@ def script() -> Any:
 
 
 SCRIPT = script()
-from make_gains import GAINS, written  # noqa: E402 - it lies beside the script
+from make_gains import GAINS, measured, steps, written  # noqa: E402 - it lies beside the script
 
 MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|GB/s|TB/s|times)\b|\d+e\d+")
 """What a figure of a run looks like: a share, a factor, a time, a rate."""
@@ -209,6 +209,17 @@ def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(runs: Any) -> None
     assert rows["`attention` over `tf32`"][-1] == ""
     without = SCRIPT.swin_text(SimpleNamespace(group=runs.group, found=lambda *_: None))
     assert "as graphs" not in "".join(without)
+
+
+def test_a_newer_run_without_the_first_steps_is_not_what_a_source_tells(runs: Any) -> None:
+    op, setting = Catalogue()["softmax"], "M131072-N1024"
+    whole = runs.group("softmax", "float32", setting)
+    less = replace(whole, folder="newer", results={"tuned": whole.results["tuned"]})
+    same = replace(whole, folder="newer")
+    for every, told in (((whole, less), whole.folder), ((whole, same), "newer"), ((less, whole), whole.folder)):
+        found = measured(op, SimpleNamespace(every=every))
+        assert found is not None
+        assert (found.folder, len(steps(op, found))) == (told, len(steps(op, whole)))
 
 
 @pytest.mark.slow  # the first test has the figures of each page

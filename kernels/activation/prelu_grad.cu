@@ -16,7 +16,7 @@
 //       282.9 us   50.0% of ceiling  moves 1.028 GB  1.17x the speed of eager
 //   fused: one pass, one element a thread and step; a partial sum for each 4096 elements of a row
 //       150.9 us   93.7% of ceiling  moves 616.6 MB  1.87x the speed of naive
-//   tuned: packs at any inner size; what several samples have at the same place is added in registers
+//   tuned: packs at any inner size; several samples of one place are added in registers; small layers in one kernel
 //       149.3 us   94.7% of ceiling  moves 616.6 MB  1.01x the speed of fused
 
 // Defaults for compiling this file alone.
@@ -25,11 +25,7 @@
 #endif
 
 #include "../include/fastdiv.cuh"
-#include "../include/number.cuh"
-#include "../include/pack.cuh"
-#include "../include/warp.cuh"
-
-using T = SCALAR;
+#include "prelu_grad_packs.cuh"
 
 constexpr unsigned BLOCK = 256;
 constexpr unsigned PIECE = 16 * BLOCK;  // elements of a row that a block of kernels 1 and 2 adds
@@ -107,50 +103,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 //    packs at the same place of every period. Each thread finds its alphas once and keeps one sum for each element of
 //    its pack, so a round costs little more than its three accesses. Only then are the sums added by row, in shared
 //    memory. More rounds need fewer slots, but leave fewer blocks: the number of rounds is the largest that leaves
-//    enough blocks.
+//    enough blocks. Small layers have prelu_grad_whole.cu.
 
-constexpr unsigned SIZE = Pack<T>::SIZE;
 constexpr unsigned TILE = BLOCK * SIZE;
-constexpr unsigned WORDS = PACK_BYTES / 4;   // registers of a pack
-constexpr unsigned LANES = Lanes<T>::SIZE;   // elements of a register
-
-// The alphas of a register's first and last element, in the type that backward_word takes.
-__device__ __forceinline__ float alphas(float first, float) { return first; }
-__device__ __forceinline__ __half2 alphas(__half first, __half last) { return __halves2half2(first, last); }
-__device__ __forceinline__ __nv_bfloat162 alphas(__nv_bfloat16 first, __nv_bfloat16 last) {
-  return __halves2bfloat162(first, last);
-}
-using Word = decltype(alphas(T{}, T{}));
-
-__device__ __forceinline__ unsigned bits_of(__half2 pair) { return reinterpret_cast<const unsigned&>(pair); }
-__device__ __forceinline__ unsigned bits_of(__nv_bfloat162 pair) { return reinterpret_cast<const unsigned&>(pair); }
-
-// dx of a register's elements; their products are added to `sums`. Both factors of a pair become zero where x > 0,
-// since zero times an infinity is NaN.
-__device__ __forceinline__ unsigned backward_word(float x, float dy, float alpha, float* sums) {
-  const bool positive = x > 0.0f;
-  if (!positive) sums[0] = fmaf(x, dy, sums[0]);
-  return __float_as_uint(positive ? dy : alpha * dy);
-}
-template <typename Two>
-__device__ __forceinline__ unsigned backward_word(Two x, Two dy, Two alpha, float* sums) {
-  const unsigned positive = __hgt2_mask(x, Two{});
-  const Lanes<T> a(bits_of(x) & ~positive), b(bits_of(dy) & ~positive);
-  sums[0] = fmaf(a.at[0], b.at[0], sums[0]);
-  sums[1] = fmaf(a.at[1], b.at[1], sums[1]);
-  return (bits_of(dy) & positive) | (bits_of(__hmul2(alpha, dy)) & ~positive);
-}
-// dx of a pack, in place of its dy.
-__device__ __forceinline__ void backward_pack(const Pack<T>& x, Pack<T>& dy, const Word (&alpha)[WORDS],
-                                              float (&sums)[SIZE]) {
-  const Word(&x_words)[WORDS] = reinterpret_cast<const Word(&)[WORDS]>(x);
-  Word(&words)[WORDS] = reinterpret_cast<Word(&)[WORDS]>(dy);
-#pragma unroll
-  for (unsigned w = 0; w < WORDS; ++w) {
-    const unsigned result = backward_word(x_words[w], words[w], alpha[w], sums + w * LANES);
-    words[w] = reinterpret_cast<const Word&>(result);
-  }
-}
 
 // Rows of a period, and of the slots.
 struct Rows {

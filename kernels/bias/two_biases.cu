@@ -151,16 +151,19 @@ __device__ __forceinline__ Pack<T> load_neighbours(const T* __restrict__ from) {
   return pack;
 }
 
-// 5. The same for rows of any length, at any address. Most packs lie in one row. In a pack that lies in several rows,
-//    the row and the column of each element follow from the row and the column of the first element. All biases are
-//    loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's
-//    last pack, elements go one by one. Packs of floats need no way of their own for packs in one row: their loads are
-//    few anyway.
+// 5. The same for rows of any length, at any address. In a pack that lies in several rows, the row and the column of each
+//    element follow from the row and the column of the first element. A pack of halves lies in one row or two, where
+//    rows are no shorter: two loads bring the biases of the rows. If all packs of a warp lie in one row each, loads bring
+//    the biases of columns in pairs; if not, one by one, since a warp that goes both ways has more loads. All biases are
+//    loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's last
+//    pack, elements go one by one. Packs of floats have few loads anyway.
 extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
                                           const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
                                           INDEX size, INDEX multiplier, unsigned shift) {
   const INDEX first = thread_index<INDEX>() * SIZE;
   INDEX row = fast_divide<INDEX>(first, multiplier, shift), column = first - row * size;
+  const INDEX left = size - column;  // elements of the row
+  const bool whole = !__any_sync(ALL_LANES, left < SIZE);
   const auto step = [&] {
     if (++column == size) {
       column = 0;
@@ -169,11 +172,17 @@ extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __re
   };
   if (aligned && first + SIZE <= n) {
     Pack<T> pack = load_pack(x + first), across, along;
-    if (sizeof(T) == 2 && column + SIZE <= size) {
-      along = load_neighbours(columns + column);
-      const T same = rows[row];
+    if (sizeof(T) == 2 && size >= SIZE) {
+      // The next row's bias is loaded wherever there is one: a branch would come between the loads.
+      const T own = rows[row], next = rows[row + (left < n - first)];
 #pragma unroll
-      for (unsigned j = 0; j < SIZE; ++j) across.at[j] = same;
+      for (unsigned j = 0; j < SIZE; ++j) across.at[j] = j < left ? own : next;
+      if (whole) {
+        along = load_neighbours(columns + column);
+      } else {
+#pragma unroll
+        for (unsigned j = 0; j < SIZE; ++j) along.at[j] = columns[j < left ? column + j : j - left];
+      }
     } else {
 #pragma unroll
       for (unsigned j = 0; j < SIZE; ++j, step()) {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.collection.ops.activation import _prelu_grad_whole
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Traffic
 from harness.ops import (
@@ -225,9 +226,23 @@ class _SlottedRows(ctypes.Structure):
     _fields_ = (("inner", cuda.Divisor), ("channels", cuda.Divisor), ("slots", ctypes.c_uint32))
 
 
-@OP.variant("tuned", "packs at any inner size; what several samples have at the same place is added in registers")
+@OP.variant(
+    "tuned",
+    "packs at any inner size; several samples of one place are added in registers; small layers in one kernel",
+    tuning=_prelu_grad_whole.TUNING,
+)
 def tuned(ctx: Context) -> Launch:
-    """See prelu_grad.cu. It is `fused` where the elements of a single sample need more than 31 bits to be counted."""
+    """One kernel for small layers (prelu_grad_whole.cu); else step 3 of prelu_grad.cu, and the last step.
+
+    `fused` where the elements of a single sample need more than 31 bits to be counted.
+    """
+    plan, two = ctx.plan(), _two_kernels(ctx)
+    cluster = int(plan["whole"]) if plan else 0
+    return _prelu_grad_whole.launch_of(ctx, cluster, two) if cluster else two
+
+
+def _two_kernels(ctx: Context) -> Launch:
+    """Dx with partial sums, and what adds these; for any size and address."""
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     cut = Cut.of(_Rows.of(ctx), pack)
     if cut is None:

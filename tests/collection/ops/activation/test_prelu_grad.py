@@ -8,13 +8,21 @@ from types import SimpleNamespace
 import pytest
 
 from harness import check, cuda
+from harness.collection.ops.activation._prelu_grad_whole import TUNING
 from harness.collection.ops.activation.prelu_grad import _REGISTERS, OP, Cut, _Rows, expected_sum, products
+from harness.collection.ops.batch_norm._whole import CLUSTERS, REGISTERS
 from harness.cuda.assumed import KNOWN, assuming
 from harness.model import Case
 from harness.ops import Context, comparer
+from tests.collection.test_kernels import GENERATOR, FakeKernel, alignments, pretend_gpu
 from tests.one_test import one_test
 
-COMPILED = [{"N": 2, "C": 3, "H": 7, "W": 7}]
+COMPILED = [
+    {"N": 2, "C": 3, "H": 7, "W": 7},
+    {"N": 2, "C": 8, "H": 7, "W": 7},  # one kernel, for rows, channels that are last, and one alpha
+    {"N": 5, "C": 16, "H": 1, "W": 1},
+    {"N": 3, "C": 1, "H": 8, "W": 8},
+]
 DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["naive", "fused", "tuned"]
 SHAPES = [
@@ -33,6 +41,10 @@ SHAPES = [
     (0, 4, 3, 3),  # empty
     (3, 4, 0, 3),  # empty rows
     (300, 50, 7, 7),  # a tile has many rows
+    (128, 512, 7, 7),  # one kernel of clusters, for halves
+    (33, 264, 7, 5),
+    (97, 3, 28, 28),
+    (4097, 64, 1, 1),
 ]
 # Several rounds, in halves and floats: whole and not, of all kinds of rows.
 MANY = [(401, 64, 28, 28), (30_001, 3, 7, 31), (20_000, 512, 1, 3), (4_000_037, 1, 1, 8)]
@@ -75,6 +87,29 @@ def run_and_check(launch, placed, variant, dtype, shape, offsets=(0, 0, 0)):
 @pytest.mark.parametrize("variant", OURS)
 def test_shapes(launch, placed, variant, dtype, shape):
     run_and_check(launch, placed, variant, dtype, shape)
+
+
+@pytest.fixture
+def two_kernels(monkeypatch):
+    """Has `tuned` run two kernels for small layers, too."""
+    monkeypatch.setattr(Context, "plan", lambda _: {"whole": 0})
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("two_kernels")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shapes_by_two_kernels(launch, placed, dtype, shape):
+    run_and_check(launch, placed, "tuned", dtype, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shapes_by_one_kernel(launch, placed, monkeypatch, dtype, cluster):
+    monkeypatch.setattr(Context, "plan", lambda _: {"whole": cluster})
+    for shape in ((64, 512, 7, 7), (33, 264, 7, 5), (97, 3, 28, 28), (4097, 64, 1, 1)):
+        run_and_check(launch, placed, "tuned", dtype, shape)
 
 
 @pytest.mark.gpu
@@ -256,3 +291,64 @@ def test_what_has_no_cut(monkeypatch):
     assert Cut.of(_Rows(1, 2, 2**30), 8) is None
     assert Cut.of(_Rows(4, 2, 2**30 - 1), 8) is None
     assert Cut.of(_Rows(1, 1, 2**33 + 1), 8).rounds == 9
+
+
+def small(dtype, *shape):
+    return Case("prelu_grad", "tuned", dtype, tuple(zip("NCHW", shape, strict=True)), device="cuda")
+
+
+@one_test(
+    ("gpu", "dtype", "shape", "cluster"),
+    [
+        ("sm_90", "float16", (128, 512, 7, 7), 2),
+        ("sm_90", "bfloat16", (32, 512, 7, 7), 1),
+        ("sm_90", "float32", (64, 512, 7, 7), 2),
+        ("sm_90", "float16", (5, 16, 1, 1), 1),
+        ("sm_90", "float16", (8, 1, 16, 16), 1),
+        ("sm_90", "float16", (256, 512, 7, 7), 0),  # more blocks than fit at once
+        ("sm_90", "float32", (128, 512, 7, 7), 0),
+        ("sm_90", "float16", (2, 3, 7, 7), 0),  # no whole groups
+        ("sm_90", "float16", (0, 8, 7, 7), 0),
+        ("sm_80", "float16", (128, 512, 7, 7), 0),  # no clusters
+        ("sm_80", "float16", (64, 512, 7, 7), 1),
+    ],
+)
+def test_small_layers_have_one_kernel(gpu, dtype, shape, cluster):
+    with assuming(KNOWN[gpu]):
+        assert TUNING.rule(small(dtype, *shape)) == {"whole": cluster}
+
+
+def test_a_search_tries_what_fits():
+    case = small("float16", 128, 512, 7, 7)
+    with assuming(KNOWN["sm_90"]):
+        assert [TUNING.obstacle(case, {"whole": cluster}) for cluster in (0, 2, 4, 8)] == [None] * 4
+        assert "no kernel" in TUNING.obstacle(case, {"whole": 1})
+        assert "waves" in TUNING.obstacle(small("float16", 64, 4096, 7, 7), {"whole": 2})
+        (built,) = TUNING.kernels(case, {"whole": 4})
+        assert (built.entry, built.threads, built.cluster) == ("prelu_grad_whole_few", 256, 4)
+        assert not [*TUNING.kernels(case, {"whole": 0})]
+    with assuming(KNOWN["sm_80"]):
+        assert "capability 9.0" in TUNING.obstacle(case, {"whole": 2})
+
+
+@pytest.mark.parametrize("packs", REGISTERS)
+def test_threads_of_one_kernel_have_no_more_registers_than_cuts_believe(compiled, packs):
+    kernels = compiled("prelu_grad_whole.cu", {"SCALAR": "__nv_bfloat16", "WHOLE": packs})
+    assert len(kernels) == 3
+    assert max(kernel.registers for kernel in kernels.values()) <= REGISTERS[packs]
+
+
+def test_two_kernels_run_where_a_tensor_begins_elsewhere(monkeypatch):
+    import torch
+
+    launched = []
+    pretend_gpu(monkeypatch, lambda _file, entry, _macros: FakeKernel(lambda *_, **__: launched.append(entry)))
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    case = small("float16", 2, 16, 7, 7)
+    launch = OP.variants["tuned"].prepare(Context(case, None, None, GENERATOR, OP))
+    found = []
+    for tensors in alignments(OP.inputs + OP.outputs, case.values, case.dtype):
+        launched.clear()
+        launch(tensors)
+        found.append(launched[:])
+    assert found == [["prelu_grad_whole_few"], *[["prelu_grad_tuned", "prelu_grad_total"]] * 3]

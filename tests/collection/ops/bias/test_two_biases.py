@@ -28,6 +28,9 @@ SHAPES = [
     (333, 3),
     (65, 12),  # whole packs of floats, not of halves
     (65, 15),  # packs over the ends of rows
+    (65, 9),
+    (333, 49),
+    (65, 1023),  # most warps have packs in one row each alone
     (33, 130),
     (331, 337),  # many blocks, odd everything
     (409, 1024),
@@ -161,14 +164,17 @@ def test_all_biases_are_asked_for_before_x_is_waited_for(accesses_of_packs):
 
 
 @pytest.mark.parametrize("scalar", ["__half", "__nv_bfloat16"])
-def test_a_pack_of_halves_in_one_row_has_few_loads(ptx, scalar):
-    """After the pack of x come 16 loads, or, in one row, 4 or 5 and the row's. Where these meet, no load is left."""
+def test_a_pack_of_halves_in_long_rows_has_few_loads(ptx, scalar):
+    """After the pack of x and the row's bias comes the next row's, and then columns: 8, or in one row 4 or 5.
+
+    In rows shorter than a pack come 15 loads. Where these meet, no load is left.
+    """
     code = ptx("two_biases.cu", "two_biases_any", {"SCALAR": scalar, "INDEX": "unsigned"})
     pieces = [re.findall(ACCESS, piece) for piece in re.split(r"\n\$L\w+:|\bbra[^\n]*", code)]
     loads, packs = ([piece for piece in pieces if piece and (".v4" in str(piece)) == wide] for wide in (False, True))
     one_by_one = 4  # the tail: x, row, column and y of an element
-    assert sorted(map(len, loads)) == [1, one_by_one, 4, 5, 16]
-    assert packs == [[("ld.global", ".v4")], [("st.global", ".v4")]]
+    assert sorted(map(len, loads)) == [1, one_by_one, 4, 5, 8, 15]
+    assert packs == [[("ld.global", ".v4"), ("ld.global", "")], [("st.global", ".v4")]]
 
 
 @pytest.mark.slow  # what divisions cost is no result, and compiled.csv has the registers

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.collection.ops.llm import rope, swiglu
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm, rms_norm
 from harness.collection.peers._library import HALVES, PeerLibrary
+from harness.model import Case
 from harness.ops import Context, Launch, Tensor, Tensors
 
 LIBRARY = PeerLibrary("FlashInfer", "flashinfer", "flashinfer-python>=0.6")
@@ -57,3 +59,61 @@ def layer_norm_flashinfer(_: Context) -> Launch:
     from flashinfer.norm import layernorm
 
     return lambda t: (layernorm(t.x, t.gamma, t.beta, norm.EPS),)
+
+
+_ROWS = LIBRARY.obstacle(row="H", dtypes=HALVES, multiple=16)
+
+
+def _one_tensor(case: Case) -> str | None:
+    two = "FlashInfer takes gate and up as halves of the rows of one tensor"
+    return _ROWS(case) or (two if dict(case.choices)["layout"] == "separate" else None)
+
+
+@swiglu.OP.variant("flashinfer", "FlashInfer's kernel for serving", role="peer", unsupported=_one_tensor)
+def swiglu_flashinfer(_: Context) -> Launch:
+    """It writes into the op's output."""
+    from flashinfer.activation import silu_and_mul
+
+    return lambda t: silu_and_mul(t.gate, out=t.y)
+
+
+_HALVES = LIBRARY.obstacle(row="D", dtypes=HALVES)
+_HEADS = (64, 128, 256, 512)
+
+
+def _other_heads(case: Case) -> str | None:
+    if reason := _HALVES(case):
+        return reason
+    if dict(case.choices)["way"] == "backward":
+        return "FlashInfer has no backward"
+    heads = f"FlashInfer takes heads of {', '.join(map(str, _HEADS))} elements"
+    return None if case.symbols["D"] in _HEADS else heads
+
+
+def _in_one_table(_: Context, t: Tensors) -> dict[str, Any]:
+    import torch
+
+    return {"table": torch.cat((t.cos, t.sin), 1)}
+
+
+@rope.OP.variant(
+    "flashinfer",
+    "FlashInfer's kernel for serving; cos and sin lie in one table, put together ahead",
+    role="peer",
+    returns=True,
+    inputs=(*rope.OP.inputs[:2], Tensor("table", ("P", "D"), "float32"), rope.OP.inputs[4]),
+    encode=_in_one_table,
+    unsupported=_other_heads,
+)
+def rope_flashinfer(ctx: Context) -> Launch:
+    """It makes its own outputs, with a row of heads for each token."""
+    from flashinfer.rope import apply_rope_with_cos_sin_cache
+
+    neighbours, size = ctx.s.pairs == "interleaved", ctx.s.D
+
+    def launch(t):  # type: ignore[no-untyped-def]
+        q, k = t.q.flatten(1), t.k.flatten(1)
+        made = apply_rope_with_cos_sin_cache(t.positions, q, k, size, t.table, is_neox=not neighbours)
+        return tuple(each.view(like.shape) for each, like in zip(made, (t.q, t.k), strict=True))
+
+    return launch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -104,6 +103,54 @@ def _liger_gated(gate: Any, up: Any) -> tuple[Any, ...]:
     return gate, up, (functional.silu(gate.float()) * up.float()).to(gate.dtype)
 
 
+def _liger_sum(x: Any, r: Any, w: Any, eps: float, offset: float, casting_mode: str) -> tuple[Any, ...]:
+    assert (offset, casting_mode) == (0.0, "gemma")
+    y, rstd = rms(x + r, w, eps)
+    return y, x + r, rstd, *settings(x.shape[1]), 2, casting_mode
+
+
+def _liger_sum_back(
+    dy: Any,
+    dsum: Any,
+    x: Any,
+    w: Any,
+    rstd: Any,
+    offset: float,
+    casting_mode: int,
+    block: int,
+    warps: int,
+    stages: int,
+    in_place: bool,
+) -> tuple[Any, ...]:
+    assert (offset, casting_mode, block, warps, stages, in_place) == (0.0, 1, *settings(x.shape[1]), 2, False)
+    dx, dgamma = rms_back(dy, x.float(), w.float(), rstd)
+    dx = (dx + dsum.float()).to(x.dtype)
+    return dx, dx, dgamma.to(x.dtype)
+
+
+def _gated(packed: Any) -> Any:
+    gate, up = packed.float().chunk(2, -1)
+    return (functional.silu(gate) * up).to(packed.dtype)
+
+
+def _liger_gated_back(y: Any, dc: Any) -> Any:
+    wide = y.float().requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    return torch.autograd.grad(functional.silu(gate) * up, wide, dc.float())[0].to(y.dtype)
+
+
+def _flashinfer_turned(positions: Any, q: Any, k: Any, size: int, table: Any, *, is_neox: bool) -> tuple[Any, ...]:
+    assert table.dtype == torch.float32
+    assert is_neox
+    cos, sin = table[positions][:, None].chunk(2, -1)
+
+    def turned(flat: Any) -> Any:
+        first, second = flat.view(len(flat), -1, size).float().chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(flat.dtype).view_as(flat)
+
+    return turned(q), turned(k)
+
+
 def _quack_rms(x: Any, weight: Any, *, residual: Any = None, eps: float, store_rstd: bool) -> tuple[Any, ...]:
     total = x if residual is None else x + residual
     y, rstd = rms(total, weight, eps)
@@ -166,7 +213,16 @@ FAKES: dict[str, dict[str, Any]] = {
         "layer_norm_forward": _liger_centred,
         "layer_norm_backward": lambda dy, x, w, _b, mean, rstd: centred_back(dy, x, w, mean, rstd),
     },
-    "liger_kernel.ops.swiglu": {"swiglu_forward": _liger_gated},
+    "liger_kernel.ops.fused_add_rms_norm": {
+        "fused_add_rms_norm_forward": _liger_sum,
+        "fused_add_rms_norm_backward": _liger_sum_back,
+        "_str_to_casting_mode": {"llama": 0, "gemma": 1, "none": -1},
+    },
+    "liger_kernel.ops.swiglu": {
+        "swiglu_forward": _liger_gated,
+        "swiglu_fused_gate_up_forward": lambda y: (y, _gated(y)),
+        "swiglu_fused_gate_up_backward": _liger_gated_back,
+    },
     "quack": {},
     "quack.softmax": {"softmax_fwd": lambda x: torch.softmax(x, -1), "softmax_bwd": soft_back},
     "quack.rmsnorm": {
@@ -178,6 +234,8 @@ FAKES: dict[str, dict[str, Any]] = {
     "quack.cross_entropy": {"cross_entropy_fwd": _quack_losses, "cross_entropy_bwd": _quack_losses_back},
     "flashinfer": {},
     "flashinfer.norm": {"rmsnorm": _flashinfer_rms, "layernorm": _flashinfer_centred},
+    "flashinfer.activation": {"silu_and_mul": lambda packed, *, out: out.copy_(_gated(packed))},
+    "flashinfer.rope": {"apply_rope_with_cos_sin_cache": _flashinfer_turned},
     "triton": {},
 }
 
@@ -204,11 +262,23 @@ def variants_of(file: str) -> list[str]:
 CALLED = [each for file in FILES if file != "triton" for each in variants_of(file)]
 
 
-def case_of(which: str, dtype: str = "float16", columns: int = 64) -> Case:
+CHOICES = {
+    "swiglu": {"layout": "packed"},
+    "swiglu_grad": {"layout": "packed"},
+    "rope": {"pairs": "halves", "way": "forward"},
+}
+
+
+def case_of(which: str, dtype: str = "float16", columns: int = 64, **choices: str) -> Case:
+    """A case of a few rows of so many columns, or heads of so many elements."""
     op, variant = which.split("/")
-    rows, row = OPS[op].symbols
-    choices = (("layout", "separate"),) if op == "swiglu" else ()
-    return Case(op, variant, dtype, ((rows, 9), (row, columns)), choices)
+    sizes = dict(zip(OPS[op].symbols, (9, 4, 2, columns, 16) if op == "rope" else (9, columns), strict=True))
+    return Case(op, variant, dtype, tuple(sizes.items()), tuple((CHOICES.get(op, {}) | choices).items()))
+
+
+def context_of(case: Case) -> Context:
+    place, seeded = torch.device("cpu"), torch.Generator().manual_seed(1)
+    return Context(case, getattr(torch, case.dtype), place, seeded, OPS[case.op])
 
 
 @pytest.mark.usefixtures("installed")
@@ -221,7 +291,7 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
     with cuda.assuming(KNOWN["sm_90"]):
         if variant.unsupported and (reason := variant.unsupported(case)):
             pytest.skip(reason)
-    ctx = Context(case, getattr(torch, dtype), torch.device("cpu"), torch.Generator().manual_seed(1), op)
+    ctx = context_of(case)
     inputs = check.make_inputs(ctx)
     tensors = check.new_set(ctx, variant, inputs)
     returned = variant.prepare(ctx)(tensors)
@@ -262,6 +332,9 @@ def _variant(op: str, name: str) -> Any:
         ("softmax/triton_tutorial", "float16", 65_537, "sm_80", "rows of up to 65536 elements"),
         ("layer_norm/triton_tutorial", "float16", 65_537, "sm_80", None),
         ("swiglu/liger", "float16", 65_537, "sm_90", "rows of up to 65536 elements"),
+        ("rope/flashinfer", "float16", 80, "sm_90", "heads of 64, 128, 256, 512"),
+        ("rope/flashinfer", "bfloat16", 128, "sm_80", None),
+        ("swiglu/flashinfer", "float16", 63, "sm_90", "multiple of 16 bytes"),
         ("cross_entropy/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_90", None),
@@ -277,9 +350,27 @@ def test_what_a_library_does_not_take(which: str, dtype: str, columns: int, arch
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_library_that_takes_two_tensors_says_so_of_one() -> None:
-    case = replace(case_of("swiglu/liger"), choices=(("layout", "packed"),))
-    assert "two tensors" in _variant("swiglu", "liger").unsupported(case)
+@one_test(
+    ("which", "choices", "words"),
+    [
+        ("swiglu/liger", {"layout": "separate"}, None),
+        ("swiglu_grad/liger", {"layout": "separate"}, "over the tensors"),
+        ("swiglu/flashinfer", {"layout": "separate"}, "one tensor"),
+        ("rope/flashinfer", {"way": "backward"}, "no backward"),
+        ("rope/flashinfer", {"pairs": "interleaved"}, None),
+    ],
+)
+def test_which_choices_a_library_takes(which: str, choices: dict[str, str], words: str | None) -> None:
+    reason = _variant(*which.split("/")).unsupported(case_of(which, **choices))
+    assert reason is None if words is None else words in reason
+
+
+@pytest.mark.usefixtures("installed")
+def test_two_tensors_are_what_liger_gets_too() -> None:
+    ctx = context_of(case_of("swiglu/liger", layout="separate"))
+    inputs = check.make_inputs(ctx)
+    (y,) = _variant("swiglu", "liger").prepare(ctx)(inputs)
+    assert torch.equal(y, _liger_gated(inputs.gate, inputs.up)[2])
 
 
 @pytest.mark.gpu

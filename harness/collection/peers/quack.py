@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.collection.ops.llm import cross_entropy, cross_entropy_grad
+from harness.collection.ops.llm import cross_entropy, cross_entropy_grad, rope
 from harness.collection.ops.llm._cross_entropy import IGNORED
 from harness.collection.ops.rows import (
     add_rms_norm,
@@ -18,6 +18,7 @@ from harness.collection.ops.rows import (
 )
 from harness.collection.ops.rows._norm import EPS, X
 from harness.collection.peers._library import PeerLibrary
+from harness.model import Case
 from harness.ops import Context, Launch, Tensor, Tensors
 
 LIBRARY = PeerLibrary("QuACK", "quack", "quack-kernels>=0.6")
@@ -137,3 +138,35 @@ def cross_entropy_grad_quack(_: Context) -> Launch:
         return (cross_entropy_bwd(t.logits, t.targets, of_rows, t.lse, ignore_index=IGNORED),)
 
     return launch
+
+
+_OF_HEADS = LIBRARY.obstacle(row="D", clusters=True)
+_LONGEST_HEAD, _HEAD_STEP = 512, 8  # elements
+
+
+def _other_heads(case: Case) -> str | None:
+    size = case.symbols["D"]
+    heads = f"QuACK takes heads of up to {_LONGEST_HEAD} elements, a multiple of {_HEAD_STEP}"
+    return _OF_HEADS(case) or (heads if size > _LONGEST_HEAD or size % _HEAD_STEP else None)
+
+
+def _of_tokens(_: Context, t: Tensors) -> dict[str, Any]:
+    """Angles of each token: QuACK has no positions of single tokens."""
+    return {name: table[t.positions] for name, table in (("cos", t.cos), ("sin", t.sin))}
+
+
+@rope.OP.variant(
+    "quack",
+    "QuACK: queries, then keys, in the CuTe DSL; the angles of each token are put together ahead",
+    role="peer",
+    returns=True,
+    inputs=(*rope.OP.inputs[:2], *(Tensor(name, ("T", "D // 2"), "float32") for name in ("cos", "sin"))),
+    encode=_of_tokens,
+    unsupported=_other_heads,
+)
+def rope_quack(ctx: Context) -> Launch:
+    """Two launches, as its `apply_rotary_emb` makes them for queries and for keys."""
+    from quack.rotary import apply_rotary
+
+    options = {"interleaved": ctx.s.pairs == "interleaved", "conjugate": ctx.s.way == "backward"}
+    return lambda t: tuple(apply_rotary(x[None], t.cos, t.sin, **options)[0] for x in (t.q, t.k))

@@ -1,4 +1,4 @@
-"""Stand-ins in torch for functions of libraries beside ours; they fail where an argument isn't as the library has it."""
+"""Stand-ins in torch for functions of libraries beside ours; each fails where an argument is not as it must be."""
 
 from __future__ import annotations
 

@@ -84,15 +84,15 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     if rung.streams:
         yield "second_stream = on_two_streams(model, device)"
     called = "model"
-    if ranks and is_wrapped:
-        yield from _code_ranks.wrapped(rung, ranks)
-        called = "wrapped"
     if rung.compiled and not is_sharded and form.called:
         yield f"for part in {form.called!r}:  # what the step calls of the model"
         yield f"    model.get_submodule(part).compile(dynamic=False, mode={rung.compiled!r})"
     elif rung.compiled and not is_sharded:
-        yield f"compiled = torch.compile({called}, dynamic=False, mode={rung.compiled!r})"
+        yield f"compiled = torch.compile(model, dynamic=False, mode={rung.compiled!r})"
         called = "compiled"
+    if ranks and is_wrapped:
+        yield from _code_ranks.wrapped(rung, ranks, called)
+        called = "wrapped"
     yield ""
     yield from _step(rung, half, form, called, is_wrapped=is_wrapped)
     yield ""

@@ -48,8 +48,8 @@ def joined(ranks: Ranks | None) -> Iterator[str]:
     yield "torch.manual_seed(0)  # all ranks begin with the same weights"
 
 
-def wrapped(rung: LadderRung, ranks: Ranks) -> Iterator[str]:
-    """The model in DistributedDataParallel."""
+def wrapped(rung: LadderRung, ranks: Ranks, model: str) -> Iterator[str]:
+    """The model in DistributedDataParallel. model: its name, or the name of what torch.compile made of it."""
     pad = ""
     if rung.graph:
         yield "side = torch.cuda.Stream()  # of the wrapper, of steps before the capture, of the capture"
@@ -57,7 +57,7 @@ def wrapped(rung: LadderRung, ranks: Ranks) -> Iterator[str]:
         yield "with torch.cuda.stream(side):"
         pad = "    "
     yield f"{pad}wrapped = DistributedDataParallel("
-    yield f"{pad}    model,"
+    yield f"{pad}    {model},"
     yield f'{pad}    device_ids=[device.index] if device.type == "cuda" else None,'
     yield f"{pad}    broadcast_buffers=False,"
     yield f"{pad}    gradient_as_bucket_view=True,"

@@ -140,6 +140,11 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
     with side_stream() if graph else nullcontext():
         for _ in range(EAGER):
             steps(losses)
+    if trainer.rung.compiled and not _rungs.is_compiled():
+        raise UsageError(
+            "torch.compile compiles nothing of the model, so the step is the one without torch.compile",
+            "TORCH_LOGS=graph_breaks,dynamo tells why",
+        )
     _facts.with_memory(ctx, first_steps, before)
     ctx.afterwards(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B))
     if ctx.device.type == "cuda" and ctx.group.size > 1:

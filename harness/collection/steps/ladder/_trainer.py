@@ -117,11 +117,13 @@ class StepTrainer:
 
             self.second_stream = on_two_streams(self.model, setup.device)
         self.called = self.model
-        if several:
-            self.called = _ranks.wrapped(self.model, rung, setup.device, unused=setup.unused)
-        self._wrapped = self.called
         if rung.compiled and not self.is_sharded:
+            # Before DistributedDataParallel wraps the model: around the wrapper, torch.compile would leave out a model
+            # whose class is torch's own, such as Sequential. It cuts the graph by buckets either way.
             self._compile()
+        if several:
+            self.called = _ranks.wrapped(self.called, rung, setup.device, unused=setup.unused)
+        self._wrapped = self.called
         self.begin_drawing()
 
     @property

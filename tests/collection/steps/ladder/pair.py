@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +42,7 @@ CTX: Any = SimpleNamespace(group=GROUP)
 GIVES = ("model", "batch", "loss", "optimizer")
 RUNGS = {rung.name: rung for rung in _rungs.rungs(of_parts="foreach")}
 WAYS = {"attention": ("float32", "fsdp", "accumulate", "patched_fsdp"), "unused": ("static_graph",)}
+EXAMPLE = Path(__file__).parents[4] / "examples" / "ladder_step.py"
 OTHERS = {"attention": ("static_graph", "fsdp_keep", "checkpoint"), "custom": ("float32",), "unused": ("float32",)}
 
 
@@ -86,7 +88,7 @@ def exact_others() -> None:
 
 
 def compiled() -> None:
-    """Each block is compiled inside of its group; to compile C++ would take minutes."""
+    """Each block is compiled inside of its group, and so is a Sequential; to compile C++ would take minutes."""
     real, graphs = torch.compile, []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -98,13 +100,18 @@ def compiled() -> None:
 
     setup = setup_of("attention")
     for name in ("compile", "fsdp_compile"):
+        rung = replace(RUNGS[name], half="", tf32=False, optimizer="", channels_last=False)
         with patch.object(torch, "compile", plain):
-            rung = replace(RUNGS[name], half="", tf32=False, optimizer="")
             for got, want in zip(trained(StepTrainer(rung, setup)), alone(setup), strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, msg=name)
         assert graphs, name
         graphs.clear()
-        torch.compiler.reset()
+    # Around DistributedDataParallel torch.compile would leave out a Sequential, and say nothing.
+    with patch.object(torch, "compile", plain):
+        StepTrainer(RUNGS["compile"], replace(setup, source=str(EXAMPLE))).loss_of_step()
+    assert graphs
+    assert _rungs.is_compiled()
+    torch.compiler.reset()
 
 
 def communication() -> None:

@@ -113,6 +113,11 @@ def test_a_model_that_refuses_torch_compile_costs_that_rung_alone(ready):
     assert "the other rungs don't need it" in raised.value.advice
 
 
+def test_a_model_that_torch_compile_leaves_out_is_not_called_compiled(ready):
+    with pytest.raises(UsageError, match=r"torch\.compile compiles nothing of the model"), ready("left_out", "compile"):
+        pass
+
+
 def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
     def fail(*_):
         raise ValueError("no such layer")

@@ -30,7 +30,7 @@ SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_i
 FOR_ROWS = "row_"
 """How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
-"""Runs for hardware counters. A case is taken from them only if no other run has it."""
+"""Runs for hardware counters. A case is taken from them only if no other run has it, or has as many steps of it."""
 BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "scaling_copies")
 """Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
 OURS = "tuned"
@@ -128,7 +128,7 @@ class Runs:
 
     @property
     def every(self) -> list[Group]:
-        """Every measurement of every case, a newer one of a case after an older one."""
+        """Measurements of all cases, newer ones after older ones; without `tuned` only where none has it."""
         return [*self._older, *self.groups.values()]
 
     def group(self, op: str, dtype: str, setting: str) -> Group:

@@ -2,8 +2,8 @@
 
 The lines stand at the end of the head, from GAINS on. They are of one case of the op that the source is named after: of
 the cases with 100 MB of work or more, if there are any, those with most steps, in float32 if there are any; of these
-cases the middle one by the gain from the first to the last step. Half of such cases gain more, half less. With --check
-nothing is written; the exit code is 1 if a source is old.
+cases the middle one by the gain from the first to the last step. Half of such cases gain more, half less. A case is of
+its newest run with most steps. With --check nothing is written; the exit code is 1 if a source is old.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// Blocks that own whole channels of small layers: what bn_add_relu_whole.cu and bn_add_relu_grad_whole.cu share. They
-// include this file after their type Sums, which is two floats that are added up for each channel.
+// Blocks that own whole channels of small layers: what bn_add_relu_whole.cu, bn_add_relu_grad_whole.cu and
+// prelu_grad_whole.cu share. They include this file after their type Sums, two floats that are added up for each channel.
 //
 // A group is neighbouring channels, as many as whole packs and whole bytes of the mask need: one where a row is a
 // multiple of eight elements, eight where it is odd, 16 or 32 bytes of channels where these are last. A block owns a

@@ -222,6 +222,12 @@ def test_a_newer_run_without_the_first_steps_is_not_what_a_source_tells(runs: An
         assert (found.folder, len(steps(op, found))) == (told, len(steps(op, whole)))
 
 
+def test_the_newest_measurement_of_a_case_comes_last(runs: Any) -> None:
+    last = {group.name: group for group in runs.every}
+    assert len(runs.every) > len(last)
+    assert all(last[name].folder == group.folder for name, group in runs.groups.items())
+
+
 @pytest.mark.slow  # the first test has the figures of each page
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
     for op in Catalogue().values():

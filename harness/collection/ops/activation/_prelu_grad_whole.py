@@ -16,6 +16,8 @@ from harness.model import Case
 from harness.ops import ITEMSIZE, Built, Context, Launch, Plan, Tensors, Tuning
 
 _MOST_TRIED = 2  # waves of blocks, by a search
+# An estimate: a second kernel takes the time in which a multiprocessor reads so many bytes.
+_SECOND_KERNEL = 64 * 1024
 
 
 def cut_of(case: Case, cluster: int) -> Whole | None:
@@ -26,13 +28,18 @@ def cut_of(case: Case, cluster: int) -> Whole | None:
 
 
 def _rule(case: Case) -> Plan:
-    """One kernel where all of its blocks fit on the device at once, else two.
+    """One kernel where all of its blocks fit on the device at once and share the work out well enough, else two.
 
-    All blocks of a wave first read and then write, while blocks of the two kernels read beside others that write.
+    All blocks of a wave first read and then write, while blocks of the two kernels read beside others that write. Few
+    groups leave multiprocessors idle, which the two kernels don't.
     """
     clusters = CLUSTERS if cuda.has_clusters() else CLUSTERS[:1]
     cuts = [cut for cluster in clusters if (cut := cut_of(case, cluster)) and cut.waves == 1]
-    return {"whole": min(cuts, key=lambda cut: cut.cost).cluster if cuts else 0}
+    best = min(cuts, key=lambda cut: cut.cost, default=None)
+    if best is None:
+        return {"whole": 0}
+    shared = 2 * ITEMSIZE[case.dtype] * best.sizes.elements / cuda.multiprocessors()
+    return {"whole": best.cluster if best.cost <= shared + _SECOND_KERNEL else 0}
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:

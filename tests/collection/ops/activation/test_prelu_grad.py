@@ -305,6 +305,9 @@ def small(dtype, *shape):
         ("sm_90", "float32", (64, 512, 7, 7), 2),
         ("sm_90", "float16", (5, 16, 1, 1), 1),
         ("sm_90", "float16", (8, 1, 16, 16), 1),
+        ("sm_90", "float16", (8, 1, 3, 3), 1),  # one alpha has no rows of samples
+        ("sm_90", "float16", (64, 1, 64, 64), 0),  # so few blocks that most multiprocessors have none
+        ("sm_90", "float16", (640, 8, 7, 7), 0),
         ("sm_90", "float16", (256, 512, 7, 7), 0),  # more blocks than fit at once
         ("sm_90", "float32", (128, 512, 7, 7), 0),
         ("sm_90", "float16", (2, 3, 7, 7), 0),  # no whole groups

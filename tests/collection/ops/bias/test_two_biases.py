@@ -175,6 +175,7 @@ def test_a_pack_of_halves_in_long_rows_has_few_loads(ptx, scalar):
     one_by_one = 4  # the tail: x, row, column and y of an element
     assert sorted(map(len, loads)) == [1, one_by_one, 4, 5, 8, 15]
     assert packs == [[("ld.global", ".v4"), ("ld.global", "")], [("st.global", ".v4")]]
+    assert "vote.sync.any" in code, "a warp goes one way"
 
 
 @pytest.mark.slow  # what divisions cost is no result, and compiled.csv has the registers

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness import nn as ours
-from harness.collection.steps.ladder._rungs import begin_compiling
+from harness.collection.steps.ladder._compiled import begin_compiling
 from tests.one_test import one_test
 
 

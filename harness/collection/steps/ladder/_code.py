@@ -86,7 +86,7 @@ def _lines(  # noqa: PLR0913, PLR0917 - what a program is made of
     called = "model"
     if rung.compiled and not is_sharded and form.called:
         yield f"for part in {form.called!r}:  # what the step calls of the model"
-        yield f"    model.get_submodule(part).compile(dynamic=False, mode={rung.compiled!r})"
+        yield f"    compile_in_place(model.get_submodule(part), dynamic=False, mode={rung.compiled!r})"
     elif rung.compiled and not is_sharded:
         yield f"compiled = torch.compile(model, dynamic=False, mode={rung.compiled!r})"
         called = "compiled"
@@ -137,6 +137,9 @@ def _imports(rung: LadderRung, source: str, form: FileForm, size: int, ranks: Ra
         "from harness.collection.steps.ladder._trainer import blocks_of, has_batch_norm": is_sharded,
         "from torch.nn.attention import SDPBackend, sdpa_kernel": rung.attention,
         "from harness import nn": rung.patched,
+        "from harness.collection.steps.ladder._compiled import compile_in_place": (
+            rung.compiled and not is_sharded and form.called
+        ),
         "from harness.collection.nn._patch import why_no_adamw": rung.optimizer == "ours" and form.several,
         "from harness.collection.steps.training._streams import on_two_streams": rung.streams,
         "from harness.collection.steps.ladder._given import given": not is_file,

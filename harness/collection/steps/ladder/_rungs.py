@@ -298,22 +298,3 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str, world: int = 1) -> s
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def begin_compiling() -> None:
-    """Forget what torch.compile made, and let its cache keep graphs with our autograd Functions for later processes."""
-    import torch
-    from torch._dynamo.utils import counters
-    from torch._functorch import config
-
-    torch.compiler.reset()
-    counters.clear()
-    # Torch has it off. The key of the cache has the code of both passes, so that nothing older is found.
-    config.autograd_cache_allow_custom_autograd_functions = True
-
-
-def is_compiled() -> bool:
-    """Whether torch.compile has made anything since `begin_compiling`; what it leaves out runs as it is, in silence."""
-    from torch._dynamo.utils import counters
-
-    return bool(counters["stats"]["unique_graphs"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.steps.ladder import _optimizers, _ranks, _reference, _rungs
+from harness.collection.steps.ladder import _compiled, _optimizers, _ranks, _reference, _rungs
 from harness.collection.steps.ladder._reference import can_be_wide, gradient_verdict, reference_losses
 from harness.collection.steps.ladder._rungs import FLOAT32, LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
@@ -140,7 +140,7 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
     with side_stream() if graph else nullcontext():
         for _ in range(EAGER):
             steps(losses)
-    if trainer.rung.compiled and not _rungs.is_compiled():
+    if trainer.rung.compiled and not _compiled.is_compiled():
         raise UsageError(
             "torch.compile compiles nothing of the model, so the step is the one without torch.compile",
             "TORCH_LOGS=graph_breaks,dynamo tells why",

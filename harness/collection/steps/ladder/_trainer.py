@@ -12,9 +12,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.steps.ladder import _optimizers, _ranks
+from harness.collection.steps.ladder._compiled import begin_compiling, compile_in_place
 from harness.collection.steps.ladder._given import Given, arguments, given, is_library
 from harness.collection.steps.ladder._refused import losses_of, module_of, refuse_ended
-from harness.collection.steps.ladder._rungs import LadderRung, begin_compiling
+from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.collection.steps.training._settings import captured
 from harness.collection.steps.training._trainer import NEVER, SCALE
@@ -227,7 +228,7 @@ class StepTrainer:
             self.called = torch.compile(self.called, **options)
             return
         for name in self.setup.called:
-            self.model.get_submodule(name).compile(**options)
+            compile_in_place(self.model.get_submodule(name), **options)
 
     def _shard(self) -> None:
         """Put our kernels into the model, and compile its blocks, where the rung has it so; then cut weights."""

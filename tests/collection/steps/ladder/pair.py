@@ -20,7 +20,7 @@ import torch
 from torch import distributed as dist
 
 from harness.collection.steps import ladder
-from harness.collection.steps.ladder import _gradients, _learning, _ranks, _reference, _rungs, _steps
+from harness.collection.steps.ladder import _compiled, _gradients, _learning, _ranks, _reference, _rungs, _steps
 from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._declared import step_of
 from harness.collection.steps.ladder._rungs import FLOAT32
@@ -110,7 +110,7 @@ def compiled() -> None:
     with patch.object(torch, "compile", plain):
         StepTrainer(RUNGS["compile"], replace(setup, source=str(EXAMPLE))).loss_of_step()
     assert graphs
-    assert _rungs.is_compiled()
+    assert _compiled.is_compiled()
     torch.compiler.reset()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from pathlib import Path
@@ -225,16 +226,30 @@ def test_torchs_numbers_are_the_hosts_where_the_device_is_another_one():
     assert _survey._drawn(cpu)["Python's random"] != after["Python's random"]
 
 
-@pytest.mark.slow  # the next test has a step without parts, nn/test_operators.py compiled code
-def test_the_parts_that_a_step_calls_are_compiled_each():
+def test_the_parts_that_a_step_calls_are_compiled_each(monkeypatch):
+    """They are Sequentials, which module.compile() would leave out. A copy of a part isn't compiled."""
+    real, graphs = torch.compile, []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: real(function, dynamic=False, backend=backend))
     assert answered("gan")["called"] == ("generator", "critic")
     assert answered("attention")["called"] == ("",)
-    with torch.compiler.set_stance("force_eager"):
-        (compiled,) = (one for one in _rungs.of_sheet(StepSheet(**answered("gan"))) if one.name == "compile")
-        trainer = StepTrainer(compiled, setup_of(StepSheet(**answered("gan"))))
-        assert trainer.called is trainer.model
-        found = [name for name, one in trainer.model.named_modules() if one._compiled_call_impl is not None]
+    (compiled,) = (one for one in _rungs.of_sheet(StepSheet(**answered("gan"))) if one.name == "compile")
+    trainer = StepTrainer(compiled, setup_of(StepSheet(**answered("gan"))))
+    assert trainer.called is trainer.model
+    found = [name for name, one in trainer.model.named_modules() if one._compiled_call_impl is not None]
     assert found == ["generator", "critic"]
+    for name, width in (("generator", 8), ("critic", 16)):
+        part, x = trainer.model[name], torch.randn(3, width)
+        graphs.clear()
+        y = part(x)
+        assert len(graphs) == 1
+        assert torch.equal(copy.deepcopy(part)(x), y)
+        assert len(graphs) == 1
+    torch.compiler.reset()
 
 
 def test_a_step_that_calls_no_module_has_nothing_to_compile(tmp_path):

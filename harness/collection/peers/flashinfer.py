@@ -8,8 +8,8 @@ from harness.collection.ops.llm import rope, swiglu
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm, rms_norm
 from harness.collection.peers._library import HALVES, PeerLibrary
-from harness.model import Case
-from harness.ops import Context, Launch, Tensor, Tensors
+from harness.model import Case, Traffic
+from harness.ops import Context, Launch, Symbols, Tensor, Tensors
 
 LIBRARY = PeerLibrary("FlashInfer", "flashinfer", "flashinfer-python>=0.6")
 
@@ -61,12 +61,17 @@ def layer_norm_flashinfer(_: Context) -> Launch:
     return lambda t: (layernorm(t.x, t.gamma, t.beta, norm.EPS),)
 
 
-_ROWS = LIBRARY.obstacle(row="H", dtypes=HALVES, multiple=16)
+_OF_ROWS = LIBRARY.obstacle(row="H", dtypes=HALVES)
+_PACK = 8  # halves
 
 
 def _one_tensor(case: Case) -> str | None:
-    two = "FlashInfer takes gate and up as halves of the rows of one tensor"
-    return _ROWS(case) or (two if dict(case.choices)["layout"] == "separate" else None)
+    if reason := _OF_ROWS(case):
+        return reason
+    if dict(case.choices)["layout"] == "separate":
+        return "FlashInfer takes gate and up as halves of the rows of one tensor"
+    packs = f"FlashInfer before 0.7 takes H that is a multiple of {_PACK}; other H isn't tried"
+    return packs if case.symbols["H"] % _PACK else None
 
 
 @swiglu.OP.variant("flashinfer", "FlashInfer's kernel for serving", role="peer", unsupported=_one_tensor)
@@ -77,12 +82,12 @@ def swiglu_flashinfer(_: Context) -> Launch:
     return lambda t: silu_and_mul(t.gate, out=t.y)
 
 
-_HALVES = LIBRARY.obstacle(row="D", dtypes=HALVES)
+_OF_HEADS = LIBRARY.obstacle(row="D", dtypes=HALVES)
 _HEADS = (64, 128, 256, 512)
 
 
 def _other_heads(case: Case) -> str | None:
-    if reason := _HALVES(case):
+    if reason := _OF_HEADS(case):
         return reason
     if dict(case.choices)["way"] == "backward":
         return "FlashInfer has no backward"
@@ -96,6 +101,13 @@ def _in_one_table(_: Context, t: Tensors) -> dict[str, Any]:
     return {"table": torch.cat((t.cos, t.sin), 1)}
 
 
+def _rows_of_tokens(symbols: Symbols, size: int) -> Traffic:
+    """The rows of the table that tokens have, not the whole table."""
+    assert rope.OP.work
+    found = rope.OP.work(symbols, size)
+    return Traffic(found.read, found.written)
+
+
 @rope.OP.variant(
     "flashinfer",
     "FlashInfer's kernel for serving; cos and sin lie in one table, put together ahead",
@@ -103,6 +115,7 @@ def _in_one_table(_: Context, t: Tensors) -> dict[str, Any]:
     returns=True,
     inputs=(*rope.OP.inputs[:2], Tensor("table", ("P", "D"), "float32"), rope.OP.inputs[4]),
     encode=_in_one_table,
+    traffic=_rows_of_tokens,
     unsupported=_other_heads,
 )
 def rope_flashinfer(ctx: Context) -> Launch:

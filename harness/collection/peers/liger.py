@@ -19,7 +19,7 @@ from harness.collection.peers._library import PeerLibrary
 from harness.model import Case
 from harness.ops import Context, Launch
 
-LIBRARY = PeerLibrary("Liger Kernel", "liger_kernel", "liger-kernel>=0.8.5")
+LIBRARY = PeerLibrary("Liger Kernel", "liger_kernel", "liger-kernel>=0.8.4")
 _LONGEST = 65_536  # elements of a row: a program keeps a whole row
 _ROW = LIBRARY.obstacle(longest=_LONGEST)
 _ROUNDING = "gemma"  # computes in float32 and rounds once, as the op does; 'llama' rounds before the product with gamma

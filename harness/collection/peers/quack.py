@@ -157,7 +157,7 @@ def _of_tokens(_: Context, t: Tensors) -> dict[str, Any]:
 
 @rope.OP.variant(
     "quack",
-    "QuACK: queries, then keys, in the CuTe DSL; the angles of each token are put together ahead",
+    "QuACK: queries, then keys, in the CuTe DSL; the angles of each token are put together ahead, and read twice",
     role="peer",
     returns=True,
     inputs=(*rope.OP.inputs[:2], *(Tensor(name, ("T", "D // 2"), "float32") for name in ("cos", "sin"))),

@@ -121,14 +121,16 @@ def _liger_gated_back(y: Any, dc: Any) -> Any:
 
 def _flashinfer_turned(positions: Any, q: Any, k: Any, size: int, table: Any, *, is_neox: bool) -> tuple[Any, ...]:
     assert table.dtype == torch.float32
-    assert is_neox
-    cos, sin = table[positions][:, None].chunk(2, -1)
+    cos, sin = table[positions].chunk(2, -1)
+    return tuple(_turned(x.view(len(x), -1, size), cos, sin, not is_neox).view_as(x) for x in (q, k))
 
-    def turned(flat: Any) -> Any:
-        first, second = flat.view(len(flat), -1, size).float().chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(flat.dtype).view_as(flat)
 
-    return turned(q), turned(k)
+def _turned(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
+    """Heads (tokens, heads, size) by angles (tokens, size / 2)."""
+    cos, sin = cos[:, None], sin[:, None]
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    made = first.float() * cos - second.float() * sin, second.float() * cos + first.float() * sin
+    return (torch.stack(made, -1).flatten(-2) if interleaved else torch.cat(made, -1)).to(x.dtype)
 
 
 def _quack_rms(x: Any, weight: Any, *, residual: Any = None, eps: float, store_rstd: bool) -> tuple[Any, ...]:
@@ -162,10 +164,7 @@ def _quack_losses_back(logits: Any, targets: Any, of_rows: Any, lse: Any, *, ign
 def _quack_turned(x: Any, cos: Any, sin: Any, *, interleaved: bool, conjugate: bool) -> Any:
     assert len(x) == 1
     assert cos.shape == sin.shape == (x.shape[1], x.shape[3] // 2)
-    cos, sin = cos[:, None], sin[:, None] * (-1 if conjugate else 1)
-    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    made = first.float() * cos - second.float() * sin, second.float() * cos + first.float() * sin
-    return (torch.stack(made, -1).flatten(-2) if interleaved else torch.cat(made, -1)).to(x.dtype)
+    return _turned(x[0], cos, -sin if conjugate else sin, interleaved)[None]
 
 
 def _quack_centred(x: Any, w: Any, b: Any, eps: float, *, return_rstd: bool, return_mean: bool) -> tuple[Any, ...]:

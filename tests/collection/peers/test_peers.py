@@ -78,6 +78,7 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
 @one_test(
     ("which", "choices"),
     [
+        ("rope/flashinfer", {"pairs": "interleaved"}),
         ("swiglu/liger", {"layout": "separate"}),
         *(
             ("rope/quack", {"pairs": pairs, "way": way})
@@ -88,6 +89,13 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
 )
 def test_a_library_gets_each_choice(which: str, choices: dict[str, str]) -> None:
     assert complaint(case_of(which, "bfloat16", **choices)) is None
+
+
+def test_rope_of_flashinfer_reads_the_rows_of_the_table_that_tokens_have() -> None:
+    sizes = {"T": 3, "Q": 4, "K": 2, "D": 64, "P": 1000, "pairs": "halves", "way": "forward"}
+    op = OPS["rope"]
+    moved = [op.traffic_of(op.variants[name], sizes, "bfloat16") for name in ("flashinfer", "tuned")]
+    assert moved[0] == moved[1]
 
 
 def complaint(case: Case) -> str | None:
@@ -139,7 +147,7 @@ def _variant(op: str, name: str) -> Any:
         ("rope/quack", "float16", 80, "sm_90", None),
         ("rope/quack", "float16", 84, "sm_90", "a multiple of 8"),
         ("rope/quack", "float16", 520, "sm_90", "up to 512"),
-        ("swiglu/flashinfer", "float16", 63, "sm_90", "multiple of 16 bytes"),
+        ("swiglu/flashinfer", "float16", 63, "sm_90", "a multiple of 8"),
         ("cross_entropy/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_80", "needs compute capability 9.0"),
         ("softmax/quack", "float16", 64, "sm_90", None),

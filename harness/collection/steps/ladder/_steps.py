@@ -140,11 +140,8 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
     with side_stream() if graph else nullcontext():
         for _ in range(EAGER):
             steps(losses)
-    if trainer.rung.compiled and not _compiled.is_compiled():
-        raise UsageError(
-            "torch.compile compiles nothing of the model, so the step is the one without torch.compile",
-            "TORCH_LOGS=graph_breaks,dynamo tells why",
-        )
+    if trainer.rung.compiled:
+        _check_compiled(ctx)
     _facts.with_memory(ctx, first_steps, before)
     ctx.afterwards(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B))
     if ctx.device.type == "cuda" and ctx.group.size > 1:
@@ -152,6 +149,23 @@ def _first_steps(ctx: Context, trainer: StepTrainer, complaints: tuple[str, ...]
     if trainer.scaler.is_enabled():
         ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
     return steps.launch
+
+
+def _check_compiled(ctx: Context) -> None:
+    """Refuse a rung of which torch.compile compiled nothing; warn where it left a part out."""
+    if not _compiled.is_compiled():
+        raise UsageError(
+            "torch.compile compiles nothing of the model, so the step is the one without torch.compile",
+            "TORCH_LOGS=graph_breaks,dynamo tells why",
+        )
+    if reason := _compiled.left_out():
+        ctx.notes.append(
+            Warning(
+                "partly-compiled",
+                f"torch.compile left out a part of the model, which runs as without torch.compile: {reason}",
+                "TORCH_LOGS=graph_breaks,recompiles tells where and why",
+            )
+        )
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class StepTrainer:
         self.called = self.model
         if rung.compiled and not self.is_sharded:
             # Before DistributedDataParallel wraps the model: around the wrapper, torch.compile would leave out a model
-            # whose class is torch's own, such as Sequential. It cuts the graph by buckets either way.
+            # whose class is torch's own, such as Sequential. Torch cuts the graph by buckets in both orders.
             self._compile()
         if several:
             self.called = _ranks.wrapped(self.called, rung, setup.device, unused=setup.unused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _file_state, _reference, _rungs, _steps, _survey
+from harness.collection.steps.ladder._compiled import begin_compiling, compile_in_place, left_out
 from harness.collection.steps.ladder._given import given
 from harness.collection.steps.ladder._gradients import ComparedGradients
 from harness.collection.steps.ladder._sheet import StepSheet
@@ -242,14 +244,36 @@ def test_the_parts_that_a_step_calls_are_compiled_each(monkeypatch):
     assert trainer.called is trainer.model
     found = [name for name, one in trainer.model.named_modules() if one._compiled_call_impl is not None]
     assert found == ["generator", "critic"]
-    for name, width in (("generator", 8), ("critic", 16)):
-        part, x = trainer.model[name], torch.randn(3, width)
-        graphs.clear()
-        y = part(x)
-        assert len(graphs) == 1
-        assert torch.equal(copy.deepcopy(part)(x), y)
-        assert len(graphs) == 1
-    torch.compiler.reset()
+    with closing(SimpleNamespace(close=torch.compiler.reset)):
+        for name, width in (("generator", 8), ("critic", 16)):
+            part, x = trainer.model[name], torch.randn(3, width)
+            graphs.clear()
+            y = part(x)
+            assert len(graphs) == 1
+            assert torch.equal(copy.deepcopy(part)(x), y)
+            assert len(graphs) == 1
+
+
+def test_as_many_parts_are_compiled_as_there_are():
+    """Torch gives up on a code object that it compiled eight times."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    parts = [torch.nn.Linear(2, width) for width in range(2, 14)]
+    with closing(SimpleNamespace(close=torch.compiler.reset)):
+        begin_compiling()
+        for part in parts:
+            compile_in_place(part, backend=backend, dynamic=False)
+            part(torch.randn(3, 2))
+        assert len(graphs) == len(parts)
+        assert not left_out()
+        shared = torch.compile(lambda part, x: part(x), backend=backend, dynamic=False)
+        for part in parts:
+            shared(part, torch.randn(3, 2))
+        assert "recompile limit" in left_out()
 
 
 def test_a_step_that_calls_no_module_has_nothing_to_compile(tmp_path):

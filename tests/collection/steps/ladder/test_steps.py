@@ -113,6 +113,17 @@ def test_a_model_that_refuses_torch_compile_costs_that_rung_alone(ready):
     assert "the other rungs don't need it" in raised.value.advice
 
 
+def test_a_model_of_which_torch_compile_leaves_out_a_part_has_a_warning(ready):
+    with ready("interrupted", "compile") as session:
+        assert session.check() is None
+        (found,) = (one for one in session.warnings if one.code == "partly-compiled")
+    assert "left out a part of the model" in found.message
+    assert "item" in found.message
+    with ready("attention", "compile") as session:
+        assert session.check() is None
+        assert not session.warnings
+
+
 def test_a_model_that_torch_compile_leaves_out_is_not_called_compiled(ready):
     with pytest.raises(UsageError, match=r"torch\.compile compiles nothing of the model"), ready("left_out", "compile"):
         pass
@@ -122,6 +133,7 @@ def test_a_step_that_fails_says_that_it_is_the_files_own(ready, monkeypatch):
     def fail(*_):
         raise ValueError("no such layer")
 
+    answered("attention")  # which makes steps itself, once
     monkeypatch.setattr(StepTrainer, "_backward", fail)
     _reference.forget()
     with pytest.raises(UsageError, match="the step itself fails, as the file has it: ValueError: no such layer"):
@@ -137,6 +149,7 @@ def test_a_rung_below_that_fails_already_gets_the_blame(ready, monkeypatch):
             raise ValueError("no halves")
         return real(trainer)
 
+    answered("attention")
     monkeypatch.setattr(StepTrainer, "_backward", fail)
     told = "^amp, which patched goes on from, fails already: the model fails under autocast: ValueError: no halves$"
     with pytest.raises(UsageError, match=told):

@@ -1,4 +1,4 @@
-"""How one kernel makes a small layer of bn_add_relu, or a backward such. Twin of kernels/batch_norm/bn_whole.cuh.
+"""How one kernel makes a small layer of bn_add_relu, of its backward, of prelu_grad. Twin of bn_whole.cuh.
 
 A block, or a cluster of blocks, owns a group of neighbouring channels, and keeps two tensors of them in registers. So
 a layer has such a plan if groups are whole packs of 16 bytes and whole bytes of the mask, and threads have room.

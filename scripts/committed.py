@@ -30,7 +30,8 @@ SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_i
 FOR_ROWS = "row_"
 """How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
-"""Runs for hardware counters. A case is taken from them only if no other run has it, or has as many steps of it."""
+"""Runs for hardware counters. A case is taken from them only if no other run has it. make_gains.py takes a case from
+them also if no other run has as many of its steps."""
 BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "scaling_copies")
 """Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
 OURS = "tuned"

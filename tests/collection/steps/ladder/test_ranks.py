@@ -11,6 +11,7 @@ import pytest
 
 from harness.collection.steps import ladder
 from harness.collection.steps.ladder import _rungs, _steps
+from harness.collection.steps.ladder._code import FileForm
 from harness.collection.steps.ladder._code_ranks import Ranks
 from harness.collection.steps.ladder._sheet import StepSheet
 from harness.errors import UsageError
@@ -116,6 +117,23 @@ def test_a_graph_of_parts_is_in_its_own_words_and_its_code_has_a_stream():
     assert [text.index(line) for line in order] == sorted(text.index(line) for line in order)
     assert 'torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")' in text
     assert "'capturable': True" in text
+
+
+def test_the_code_compiles_a_model_before_it_is_wrapped():
+    """Around DistributedDataParallel, torch.compile would leave out a Sequential. A step's parts are compiled each."""
+    (rung,) = (one for one in _rungs.rungs() if one.name == "compile_graph")
+    text = ladder.code(rung, "bfloat16", "step.py", ("model", "batch", "loss"), 8, Ranks(2))
+    order = [
+        "compiled = torch.compile(model,",
+        "wrapped = DistributedDataParallel(\n        compiled,",
+        "loss(wrapped, ",
+    ]
+    assert [text.index(line) for line in order] == sorted(text.index(line) for line in order)
+    form = FileForm(("model", "batch", "step"), called=("generator", "critic"))
+    parts = ladder.code(rung, "bfloat16", "step.py", form, 8)
+    compile(parts, "faster.py", "exec")
+    assert "_compiled import compile_in_place" in parts
+    assert "compile_in_place(model.get_submodule(part), dynamic=False, mode='default')" in parts
 
 
 def test_the_work_of_two_ranks_is_of_all_items_and_of_the_gradients_that_each_sends():

@@ -46,6 +46,7 @@ _GRID = 2**31 - 1
 
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
+_SMALLEST_HALF = 2.0**-24
 _ROUNDED = ("eager", "naive")
 """Variants that round the products to the dtype before they add them."""
 
@@ -82,11 +83,16 @@ def expected_sum(ctx: Context, got: torch.Tensor, want: torch.Tensor, norm: torc
     - 2**-16 of the norm for sums in float32: chains of k additions err by about 0.2 * sqrt(k) * 2**-24 of it;
     - where products are rounded before, 2.5 units of the norm: each product is off by 0.4 units of itself, so the
       sum is off by as much of the norm, and this is six times that;
-    - the smallest numbers of a half.
+    - the smallest number of a half, and where products are rounded to halves, twice that for the root of their number:
+      each product that is smaller than a half's normal numbers is off by 0.29 of that, and this is six times the sum's.
     """
-    unit = _UNIT[ctx.case.dtype]
-    share = 2.0**-16 + (2.5 * unit if ctx.case.variant in _ROUNDED else 0)
-    return Expected("dalpha", got, want, unit * want.abs() + share * norm + 2.0**-24)
+    unit, smallest = _UNIT[ctx.case.dtype], _SMALLEST_HALF
+    share = 2.0**-16
+    if ctx.case.variant in _ROUNDED:
+        share += 2.5 * unit
+        if ctx.case.dtype == "float16":
+            smallest += 2 * _SMALLEST_HALF * math.sqrt(ctx.s.N * ctx.s.H * ctx.s.W)
+    return Expected("dalpha", got, want, unit * want.abs() + share * norm + smallest)
 
 
 def _unfused(symbols: Symbols, size: int) -> Traffic:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness import check, cuda
-from harness.collection.ops.activation._prelu_grad_whole import TUNING
+from harness.collection.ops.activation._prelu_grad_whole import TUNING, cut_of
 from harness.collection.ops.activation.prelu_grad import _REGISTERS, OP, Cut, _Rows, expected_sum, products
 from harness.collection.ops.batch_norm._whole import CLUSTERS, REGISTERS
 from harness.cuda.assumed import KNOWN, assuming
@@ -46,6 +46,8 @@ SHAPES = [
     (97, 3, 28, 28),
     (4097, 64, 1, 1),
 ]
+# Each number of blocks for a group of channels fits some of these layers.
+LAYERS = [(64, 512, 7, 7), (33, 264, 7, 5), (97, 3, 28, 28), (12, 3, 28, 28), (4097, 64, 1, 1), (1000, 64, 1, 1)]
 # Several rounds, in halves and floats: whole and not, of all kinds of rows.
 MANY = [(401, 64, 28, 28), (30_001, 3, 7, 31), (20_000, 512, 1, 3), (4_000_037, 1, 1, 8)]
 
@@ -103,13 +105,26 @@ def test_shapes_by_two_kernels(launch, placed, dtype, shape):
     run_and_check(launch, placed, "tuned", dtype, shape)
 
 
+def cut_by_one_kernel(dtype, cluster):
+    """Shapes that one kernel makes with so many blocks for a group of channels, and the forms of the kernels."""
+    cuts = {shape: cut_of(small(dtype, *shape), cluster) for shape in LAYERS}
+    return [shape for shape, cut in cuts.items() if cut], {cut.form for cut in cuts.values() if cut}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes_by_one_kernel(launch, placed, monkeypatch, dtype, cluster):
     monkeypatch.setattr(Context, "plan", lambda _: {"whole": cluster})
-    for shape in ((64, 512, 7, 7), (33, 264, 7, 5), (97, 3, 28, 28), (4097, 64, 1, 1)):
+    for shape in cut_by_one_kernel(dtype, cluster)[0]:
         run_and_check(launch, placed, "tuned", dtype, shape)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shapes_for_one_kernel_are_of_each_form(dtype, cluster):
+    with assuming(KNOWN["sm_90"]):
+        assert cut_by_one_kernel(dtype, cluster)[1] == {"few", "many", "one"}
 
 
 @pytest.mark.gpu
@@ -235,6 +250,21 @@ def test_a_sum_without_one_block_is_noticed(dtype, elements):
         assert "1 of 1 elements are wrong" in comparer.complaint(
             [expected_sum(ctx, left_out.to(ctx.dtype), want, norm)]
         )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_products_below_the_normal_halves_may_be_rounded(seed):
+    """Each is off by as much, however small it is. What isn't there is noticed all the same."""
+    import torch
+
+    torch.manual_seed(seed)
+    terms = (torch.randn(2**20) * 2.0**-21).double()
+    ctx = context("naive", "float16", (2**20, 1, 1, 1))
+    norm, want = torch.linalg.vector_norm(terms).view(1), terms.sum().view(1)
+    rounded = terms.half().double().sum().view(1)
+    assert comparer.complaint([expected_sum(ctx, rounded.half(), want, norm)]) is None
+    above = torch.full_like(terms, 2.0**-21).sum().view(1)
+    assert comparer.complaint([expected_sum(ctx, rounded.half(), want + above, norm)])
 
 
 @pytest.mark.parametrize("pack", [4, 8])

@@ -15,11 +15,11 @@ from harness.report import roofline_plot, size_charts
 from harness.report.canvas import WIDE, WIDTH, canvas, legend, legend_rows, peak_line, save
 from harness.report.plot_parts import (
     Marks,
+    bar_axis,
     ceiling_look,
     ceilings_of_bars,
     error_bars,
     looks_of,
-    metric_axis,
     shown_interval,
 )
 from harness.report.plotting import Layout, Plot
@@ -78,7 +78,7 @@ def _height(plot: Plot) -> float:
 
 def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
     """A group of bars for each setting, with one ceiling across the group, or one over each bar if they differ."""
-    text, unit = metric_axis(plot)
+    text, unit = bar_axis(plot)
     places = {name: place for place, name in enumerate(dict.fromkeys(plot.rows["setting"]))}
     present = set(plot.rows["series"])
     shown = [series for series in plot.series if series in present]
@@ -105,7 +105,7 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
 
 def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
     """A row for each bar, with its name, its value, and ceilings as `_bars` has them: for more variants than looks."""
-    text, unit = metric_axis(plot)
+    text, unit = bar_axis(plot)
     values = plot.rows[plot.metric.name] / unit
     look = looks_of(plot)
     colors = [look[series].color for series in plot.rows["series"]]

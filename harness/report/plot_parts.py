@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _ALIKE = 0.02
 """Limits that are no further apart, as a share of the highest, are one line: a picture doesn't tell them apart."""
+_FAR = 50
+"""Where all limits are more times the longest bar than this, no bar could be told from the axis beside them."""
 INTERVAL = "95% interval"
 """What the legend calls an error bar."""
 _RATES = (units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
@@ -69,9 +71,9 @@ def ceilings(plot: Plot) -> pd.Series[float]:
 def ceilings_of_bars(plot: Plot) -> Iterator[tuple[str, str | None, float]]:
     """Each setting, a series and a limit: of all bars of the setting, with None for the series, or of each bar.
 
-    Bars have different limits where their products are of different types.
+    Bars have different limits where their products are of different types. Limits far above all bars aren't shown.
     """
-    if plot.metric.limit not in plot.rows:
+    if plot.metric.limit not in plot.rows or far_above(plot):
         return
     for name, rows in plot.rows.dropna(subset=[plot.metric.limit]).groupby("setting", sort=False):
         limits = rows[plot.metric.limit]
@@ -80,6 +82,18 @@ def ceilings_of_bars(plot: Plot) -> Iterator[tuple[str, str | None, float]]:
             continue
         for series, limit in zip(rows["series"], limits, strict=True):
             yield str(name), series, float(limit)
+
+
+def far_above(plot: Plot) -> bool:
+    """Whether the plot's limits would leave its bars too short to be seen."""
+    limits = plot.rows.get(plot.metric.limit)
+    return limits is not None and bool(limits.min() > _FAR * plot.rows[plot.metric.name].max())
+
+
+def bar_axis(plot: Plot) -> tuple[str, float]:
+    """The same as `metric_axis` gives, with a word on limits that aren't shown."""
+    text, scale = metric_axis(plot)
+    return (f"{text}\n{METRICS[plot.metric.limit].title}: far above" if far_above(plot) else text), scale
 
 
 def ceiling_look(plot: Plot) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from harness import intact
+from harness.errors import UsageError
 from harness.judge import loading
 from harness.judge.forms import _op, _survey
 from harness.judge.records import STRIDES, Sheet, Sized
@@ -154,7 +157,12 @@ def test_arguments_that_are_no_sizes_are_choices() -> None:
 
 def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch):
     compiled: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
+
+    def compile_(function, **options):
+        compiled.append(options)
+        return lambda values: counters["stats"].update(unique_graphs=1) or function(values)
+
+    monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append({}))
     op = made()
     devices = {name: variant.devices for name, variant in op.variants.items()}
@@ -172,6 +180,25 @@ def test_torch_s_baselines_are_the_reference_as_it_is_and_compiled(monkeypatch):
         assert torch.equal(op.variants[name].prepare(ctx)(t)[0], t.x0 * 2)
     assert [one for one in compiled if one] == [{"dynamic": False, "mode": "default"}]
     assert compiled[0] == {}, "what was compiled before is forgotten"
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_reference_that_torch_compile_leaves_out_has_no_compiled_baseline(compiles, monkeypatch):
+    """Its time would be the plain reference's, by another name. What was compiled before counts for nothing."""
+    counters["stats"]["unique_graphs"] += 1
+    if compiles:
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    else:
+        monkeypatch.setattr(Scaled, "call", torch.compiler.disable(Scaled.call))
+    op = made()
+    ctx = context(op)
+    launch, t = op.variants["compile"].prepare(ctx), buffers(op, ctx)
+    for _ in range(2):
+        if compiles:
+            assert torch.equal(launch(t)[0], t.x0 * 2)
+        else:
+            with pytest.raises(UsageError, match="compiles nothing of the reference"):
+                launch(t)
 
 
 # ---- What is right.

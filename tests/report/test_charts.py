@@ -65,6 +65,23 @@ def test_a_bar_with_another_ceiling_has_a_line_of_its_own(
     assert drawn == [(-0.41, -0.137, 3000), (-0.137, 0.137, 6000), (0.59, 1.41, 2000)]
 
 
+@pytest.mark.parametrize("bars", [2, 9])
+def test_ceilings_far_above_all_bars_arent_shown(
+    bars: int, measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+) -> None:
+    """A small model reaches a thousandth of the peak: with the ceiling, all its bars would be of no height."""
+    (plot,), _ = plotting.plan(make_run([measured(f"v{n}", "float32", SHAPES[0]) for n in range(bars)]))
+    longest = plot.rows[plot.metric.name].max()
+    for times, shown in ((40, True), (60, False)):
+        plot.rows[plot.metric.limit] = longest * times
+        axes = drawing_of(plot).axes[0]
+        name, lines = (axes.get_ylabel, ceilings_of(axes)) if bars == 2 else (axes.get_xlabel, axes.lines)
+        assert (len(lines) == 1) is shown
+        assert name().endswith("\nceiling: far above") is not shown
+        reach = axes.get_ylim()[1] if bars == 2 else axes.get_xlim()[1]
+        assert bool(reach * 1e9 > 2 * longest) is shown
+
+
 @pytest.mark.parametrize("differ", [False, True])
 def test_a_ranking_has_one_ceiling_or_one_for_each_bar(
     differ: bool, measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from harness import check, intact
+from harness.errors import UsageError
 from harness.judge import data, isolated, loading
 from harness.judge.forms._reference import NAME, Function, Loads, Makes, Reference, compared, copied, exactly
 from harness.judge.records import CANDIDATE, STRIDES, Sheet, Sized, TensorForm
@@ -165,8 +166,31 @@ def _baseline(loaded: _Loaded, mode: str, ctx: Context) -> Launch:
     call: Function = loaded.reference.call
     if mode:
         torch.compiler.reset()
-        call = torch.compile(call, dynamic=False, mode=mode)
+        call = _compiled(call, mode)
     return _launch(call, loaded.filler(ctx))
+
+
+def _compiled(function: Function, mode: str) -> Function:
+    """The function by torch.compile. UsageError where that compiles nothing, and so times the plain function."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    compiled = torch.compile(function, dynamic=False, mode=mode)
+    checked = False
+
+    def call(values: Any) -> Any:
+        nonlocal checked
+        made = compiled(values)
+        if not checked:
+            if not counters["stats"]["unique_graphs"]:
+                raise UsageError(
+                    "torch.compile compiles nothing of the reference", "TORCH_LOGS=graph_breaks,dynamo tells why"
+                )
+            checked = True
+        return made
+
+    return call
 
 
 def _candidate(sheet: Sheet, makes: Makes, loaded: _Loaded, ctx: Context) -> Launch:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.attention import SDPBackend
 
-_PACK = 8  # elements of a row of the mask that SDPA wants to be whole
+_PACK = 8  # elements: SDPA wants rows of the mask, and heads, to be whole packs
 
 
 def _bias_shape(s: Symbols) -> tuple[int, ...]:
@@ -153,16 +153,22 @@ _SDPA: dict[str, Any] = {
 
 
 def by_sdpa(ctx: Context, backend: SDPBackend) -> Launch:
-    """Torch's attention by one of its backends. Bias and mask are merged ahead; windows of an image count as heads."""
+    """Torch's attention by one of its backends. Bias and mask are merged ahead; windows of an image count as heads.
+
+    The backends take heads of whole packs, so other heads, such as 30, are filled with zeros first, as a user has to.
+    """
     import torch
     from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import pad, scaled_dot_product_attention
 
-    shape = _images(ctx.case.values)
+    shape, size = _images(ctx.case.values), ctx.s.D
+    room = -size % _PACK
 
     def launch(t: Tensors) -> tuple[torch.Tensor]:
-        q, k, v = (x.view(shape) for x in (t.q, t.k, t.v))
+        q, k, v = (pad(x.view(shape), (0, room)) if room else x.view(shape) for x in (t.q, t.k, t.v))
         with sdpa_kernel(backend):
-            return (torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=t.merged),)
+            out = scaled_dot_product_attention(q, k, v, attn_mask=t.merged, scale=size**-0.5)
+        return (out[..., :size] if room else out,)
 
     return launch
 

@@ -92,6 +92,11 @@ def _no_dbias(t: Tensors) -> torch.Tensor:
     return t.bias.new_empty(t.bias.shape)
 
 
+def _no_such_heads(case: Case) -> str | None:
+    size = case.symbols["D"]
+    return f"torch's backends of attention take heads of 8, 16, 24 and so on, not of {size}" if size % 8 else None
+
+
 def _efficient_forward(ctx: Context, t: Tensors) -> dict[str, Any]:
     import torch
 
@@ -108,6 +113,7 @@ def _efficient_forward(ctx: Context, t: Tensors) -> dict[str, Any]:
     returns=True,
     encode=_efficient_forward,
     traffic=grad.with_squares(out=1),
+    unsupported=_no_such_heads,
 )
 def sdpa_efficient(ctx: Context) -> Launch:
     """The op that autograd calls, with the forward's output and statistics. Bias and mask come added up."""
@@ -126,7 +132,9 @@ def sdpa_efficient(ctx: Context) -> Launch:
 
 
 def _no_gradient_of_bias(case: Case) -> str | None:
-    return "cuDNN's backward of attention gives no gradient of a bias" if case.values["bias"] == "yes" else None
+    if case.values["bias"] == "yes":
+        return "cuDNN's backward of attention gives no gradient of a bias"
+    return _no_such_heads(case)
 
 
 def _cudnn_forward(ctx: Context, t: Tensors) -> dict[str, Any]:

@@ -177,6 +177,28 @@ def test_torch_gives_nan_where_a_query_has_no_key(trial):
     assert int(made.call().out.isnan().any(-1).sum()) == 2
 
 
+@pytest.mark.parametrize("size", [30, 4, 36])
+def test_sdpa_fills_heads_that_arent_whole_packs(trial, monkeypatch, size):
+    """No backend but math takes heads of 30."""
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend
+
+    attention, heads = functional.scaled_dot_product_attention, []
+
+    def noted(q, k, v, **options):
+        heads.append((q.shape[-1], k.shape[-1], v.shape[-1]))
+        return attention(q, k, v, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    made = trial(OP.name, "sdpa_efficient", "float16", **values_of((8, 2, 49, size, 4)))
+    given = Tensors(**vars(made.inputs), **module._merged(made.ctx, made.inputs))
+    (out,) = module.by_sdpa(made.ctx, SDPBackend.MATH)(given)
+    result = module._as_windows(made.ctx, Tensors(out=out))["out"]
+    found = OP.check(made.ctx, SimpleNamespace(out=result, before=made.inputs))
+    assert comparer.judged(found, leeway=8.0).wrong is None
+    assert heads == [(-(-size // 8) * 8,) * 3]
+
+
 def test_sdpa_and_flex_compute_the_same(trial):
     """Their own backends need a GPU; what they are given is the same."""
     from torch.nn.attention import SDPBackend

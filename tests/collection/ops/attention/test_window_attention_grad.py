@@ -349,6 +349,10 @@ def test_what_ours_cannot_run():
         assert "144 tokens" in reason(case_of(variant, "float16", values(8, 4, 145, 32)))
     cudnn = OP.variants["sdpa_cudnn"].unsupported
     assert "no gradient of a bias" in cudnn(case_of("sdpa_cudnn", "float16", values(8, 4, 49, 32)))
+    for variant, bias in (("sdpa_efficient", "yes"), ("sdpa_cudnn", "no")):
+        reason = OP.variants[variant].unsupported
+        assert "not of 30" in reason(case_of(variant, "float16", values(8, 4, 49, 30) | {"bias": bias}))
+        assert reason(case_of(variant, "float16", values(8, 4, 49, 32) | {"bias": bias})) is None
 
 
 def test_masks_must_go_round():

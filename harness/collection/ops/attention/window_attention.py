@@ -157,7 +157,6 @@ def by_sdpa(ctx: Context, backend: SDPBackend) -> Launch:
 
     The backends take heads of whole packs, so other heads, such as 30, are filled with zeros first, as a user has to.
     """
-    import torch
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import pad, scaled_dot_product_attention
 

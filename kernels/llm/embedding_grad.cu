@@ -6,19 +6,20 @@
 // tokens would lose all but the first places. So dweight is written as floats, read and written by the atomics, read, and
 // written as halves; and since atomics come in any order, the last bits differ from run to run.
 //
-// If the tokens of an id are known together, its row is summed in registers and written once, whether it has tokens or
-// not: nothing else moves (2). For that, tokens are grouped by their ids, in the order of the batch: results repeat bit by
-// bit. A sort of pairs takes a dozen launches for what fits into a corner of the L2. Here one launch does it. Each block
-// has every 2^k-th id, reads all ids, counts its own, and puts its tokens into their places; how many tokens come before
-// its first one it counts on the way. Ids of a language are far from even: the tokens of the most frequent one may be a
-// tenth of all. A block that adds them alone would keep the others waiting, so each WINDOW tokens of one id are summed by
-// a block of their own before (a window lies at a multiple of WINDOW in the grouped order).
+// If the tokens of an id are known together, its row is summed in registers and written once: nothing else moves (2). For
+// that, tokens are grouped by their ids, in the order of the batch: results repeat bit by bit. A sort of pairs takes a
+// dozen launches for what fits into a corner of the L2. Here one launch does it. Each block has every 2^k-th id, reads all
+// ids, counts its own, and puts its tokens into their places; how many tokens come before its first one it counts on the
+// way. Ids of a language are far from even: the tokens of the most frequent one may be a tenth of all. A block that adds
+// them alone would keep the others waiting, so each WINDOW tokens of one id are summed by a block of their own before (a
+// window lies at a multiple of WINDOW in the grouped order).
 //
-// Nearly all rows of a large vocabulary have no token, and are written as fast as memory takes zeros. What must not happen
-// is that one block waits for token after token meanwhile: a row of dy lies anywhere, so each is a whole latency of memory
-// away, and that is long while memory is busy. So a thread asks for its columns of AT_ONCE tokens before it adds any;
-// windows are short, but longer where tokens are many, since the sum of each goes through memory; and where the tokens of
-// a block's next TABLE rows lie is looked up at once, into shared memory.
+// Nearly all rows of a large vocabulary have no token. Memory takes their zeros fastest from blocks that write a few
+// neighbouring packs and end, and that wait for nothing but whether their rows have tokens. So zeros and sums are apart:
+// one launch writes zeros, and sums windows beside them; the next launch has AT_ONCE grouped tokens a block, whose rows of
+// dy are all under way before any is added, and writes the row of each id that begins among them. Grouping leaves memory
+// idle. So its launch has spare blocks, which write zeros to the last rows of dweight, whether or not they have tokens:
+// most vocabularies begin with the frequent ids.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
@@ -27,7 +28,7 @@
 // What each step gained on an NVIDIA H200 (reports/h200/counters_llm), bfloat16 T8192-V128256-H4096 padding=none.
 // At least 67.17 MB are read and 1.051 GB written. The ceiling is 241.3 us, by memory.
 //   atomics: zeros, an atomic addition an element, in float32
-//   tuned: tokens grouped by id in one launch, then each row summed and written once
+//   tuned: tokens grouped by id in one launch; zeros and sums apart, each row summed once
 //       333.1 us   72.4% of ceiling  moves 1.118 GB
 
 // Defaults for compiling this file alone.
@@ -41,7 +42,7 @@
 #define SINGLES 0
 #endif
 #ifndef WINDOW
-#define WINDOW 32
+#define WINDOW 16
 #endif
 #ifndef ROW_THREADS
 #define ROW_THREADS 256
@@ -50,6 +51,7 @@
 #define ROW_BLOCKS 4
 #endif
 
+#include "../include/fastdiv.cuh"
 #include "../rows/norm_grad.cuh"
 
 using T = SCALAR;
@@ -57,8 +59,19 @@ using Chunk = ChunkOf<T, SINGLES>::Type;
 using Floats = float[Chunk::SIZE];
 
 constexpr unsigned GROUP_BLOCK = 1024;  // threads of a block that groups; as in embedding_grad.py
-constexpr unsigned AT_ONCE = 8;         // tokens whose rows a thread has under way
-constexpr unsigned TABLE = 32;          // rows of a block that are looked up at once
+constexpr unsigned AT_ONCE = 8;         // grouped tokens of a block that sums; all of their rows are under way
+constexpr unsigned ZEROS = 4;           // chunks of zeros that a thread writes
+constexpr unsigned ZERO_BLOCKS = 6;     // of blocks that write zeros, for which a multiprocessor has registers
+constexpr unsigned NONE = ~0u;          // the id of a place that has no token
+static_assert(WINDOW % AT_ONCE == 0, "the tokens of a block lie in one window");
+
+// A place of the grouped order, and where the tokens of an id lie in it.
+struct alignas(8) Place {
+  unsigned token, id;
+};
+struct alignas(8) Range {
+  unsigned begin, end;
+};
 
 // Whether a token counts. An id outside of the vocabulary is a mistake, and counts as none.
 __device__ __forceinline__ bool counts(long long id, unsigned vocabulary) {
@@ -86,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
   if (i < elements) dweight[i] = T(sums[i]);
 }
 
-// ---- 2. Tokens grouped by id. order: tokens, those of an id next to each other and in the order of the batch.
-// begin, end: where the tokens of each id lie in it. counted: how many tokens are in it.
+// ---- 2. Tokens grouped by id. order: as many places as there are tokens; places of an id lie next to each other, in the
+// order of the batch, and places without a token are last. ranges: one for each id.
 
 // The sum of a warp's numbers, in all lanes; and the sum of the numbers of the lanes before this one.
 __device__ __forceinline__ unsigned warp_sum(unsigned value) {
@@ -118,11 +131,22 @@ __device__ __forceinline__ unsigned threads_before(unsigned before, unsigned own
   return before + warp_sum(lane < warp ? sum : 0);
 }
 
-// A grid of 2^log2_blocks blocks; block b has the ids whose lowest bits are b. bins: of shared memory, one for each such id.
+// Zeros to ZEROS chunks a thread, from chunk `first` on, up to chunk `last`. block: the number of this block among those that
+// do so.
+__device__ __forceinline__ void write_zeros(T* __restrict__ dweight, long long first, long long last, unsigned block) {
+#pragma unroll
+  for (unsigned j = 0; j < ZEROS; ++j) {
+    const long long chunk = first + (static_cast<long long>(block) * ZEROS + j) * blockDim.x + threadIdx.x;
+    if (chunk < last) store_chunk(dweight + chunk * Chunk::SIZE, Chunk{});
+  }
+}
+
+// 2^log2_blocks blocks, of which block b has the ids whose lowest bits are b, and behind them the blocks that write zeros to
+// the chunks from `early` on, of `chunks`. bins_of_block: of shared memory, one for each id of a block.
 extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
-    embedding_grad_group(const long long* __restrict__ ids, unsigned* __restrict__ order, unsigned* __restrict__ begin,
-                         unsigned* __restrict__ end, unsigned* __restrict__ counted, unsigned tokens,
-                         unsigned vocabulary, unsigned log2_blocks, unsigned bins_of_block) {
+    embedding_grad_group(const long long* __restrict__ ids, Place* __restrict__ order, Range* __restrict__ ranges,
+                         T* __restrict__ dweight, unsigned tokens, unsigned vocabulary, unsigned log2_blocks,
+                         unsigned bins_of_block, long long early, long long chunks) {
   constexpr unsigned ROOM = 2 * GROUP_BLOCK;
   extern __shared__ uint4 shared[];
   unsigned* bins = reinterpret_cast<unsigned*>(shared);
@@ -130,6 +154,10 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
   __shared__ unsigned own_bins[ROOM];
   __shared__ unsigned own_tokens[ROOM];
   const unsigned lane = threadIdx.x % WARP, mask = (1u << log2_blocks) - 1;
+  if (blockIdx.x > mask) {
+    write_zeros(dweight, early, chunks, blockIdx.x - mask - 1);
+    return;
+  }
 
   // How many tokens come before the block's, and how many tokens each of its ids has.
   for (unsigned bin = threadIdx.x; bin < bins_of_block; bin += GROUP_BLOCK) bins[bin] = 0;
@@ -158,11 +186,13 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
     const unsigned bin = threadIdx.x * each + j;
     if (bin >= bins_of_block) break;
     const unsigned id = (bin << log2_blocks) + blockIdx.x, count = bins[bin];
-    if (id < vocabulary) begin[id] = place, end[id] = place + count;
+    if (id < vocabulary) ranges[id] = {place, place + count};
     bins[bin] = place;  // where the id's next token goes
     place += count;
   }
-  if (threadIdx.x == 0 && blockIdx.x == mask) *counted = first + all;
+  if (blockIdx.x == mask) {
+    for (unsigned k = first + all + threadIdx.x; k < tokens; k += GROUP_BLOCK) order[k] = {0, NONE};
+  }
   __syncthreads();
 
   // The block's tokens in order: first into a list, then, by one warp, into their places. The next ids are under way
@@ -192,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
         const unsigned same = __match_any_sync(ALL_LANES, bin), lower = same & ((1u << lane) - 1);
         const unsigned next = is_there ? bins[bin] : 0;
         __syncwarp();
-        if (is_there) order[next + __popc(lower)] = own_tokens[k];
+        if (is_there) order[next + __popc(lower)] = {own_tokens[k], (bin << log2_blocks) + blockIdx.x};
         if (is_there && lower == 0) bins[bin] = next + __popc(same);
         __syncwarp();
       }
@@ -202,28 +232,32 @@ extern "C" __global__ void __launch_bounds__(GROUP_BLOCK)
   }
 }
 
-// Adds the rows of dy of the tokens order[from] to order[to - 1], a chunk of columns from `column` on. All loads of AT_ONCE
-// tokens are under way before any of them is added.
-__device__ __forceinline__ void add_tokens(const T* __restrict__ dy, const unsigned* __restrict__ order, unsigned from,
+// Adds a chunk's elements.
+__device__ __forceinline__ void add(const Chunk& chunk, Floats& sums) {
+  float values[Chunk::SIZE];
+  widen(chunk, values);
+#pragma unroll
+  for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += values[e];
+}
+
+// Adds the rows of dy of the places from `from` to the one before `to`, a chunk of columns from `column` on. All loads of
+// UNDER_WAY tokens are under way before any of them is added.
+template <unsigned UNDER_WAY>
+__device__ __forceinline__ void add_tokens(const T* __restrict__ dy, const Place* __restrict__ order, unsigned from,
                                            unsigned to, unsigned columns, unsigned column, Floats& sums) {
 #pragma unroll 1
-  for (unsigned k = from; k < to; k += AT_ONCE) {
-    unsigned tokens[AT_ONCE];
-    Chunk chunks[AT_ONCE];
+  for (unsigned k = from; k < to; k += UNDER_WAY) {
+    unsigned tokens[UNDER_WAY];
+    Chunk chunks[UNDER_WAY];
 #pragma unroll
-    for (unsigned i = 0; i < AT_ONCE; ++i) tokens[i] = order[min(k + i, to - 1)];
+    for (unsigned i = 0; i < UNDER_WAY; ++i) tokens[i] = order[min(k + i, to - 1)].token;
 #pragma unroll
-    for (unsigned i = 0; i < AT_ONCE; ++i) {
+    for (unsigned i = 0; i < UNDER_WAY; ++i) {
       chunks[i] = Chunk{};
       if (k + i < to) load_chunk(dy + static_cast<long long>(tokens[i]) * columns + column, chunks[i]);
     }
 #pragma unroll
-    for (unsigned i = 0; i < AT_ONCE; ++i) {
-      float values[Chunk::SIZE];
-      widen(chunks[i], values);
-#pragma unroll
-      for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] += values[e];
-    }
+    for (unsigned i = 0; i < UNDER_WAY; ++i) add(chunks[i], sums);
   }
 }
 
@@ -270,63 +304,85 @@ __device__ __forceinline__ void add_windows(const float* __restrict__ partial, u
   }
 }
 
-// The sums of windows that have one id alone, (windows, columns). A block has a window and ROW_THREADS chunks of columns.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
-    embedding_grad_windows(const T* __restrict__ dy, const long long* __restrict__ ids,
-                           const unsigned* __restrict__ order, const unsigned* __restrict__ counted,
-                           float* __restrict__ partial, unsigned columns) {
-  const unsigned from = blockIdx.x * WINDOW, to = from + WINDOW;
-  if (to > *counted || ids[order[from]] != ids[order[to - 1]]) return;
-  const unsigned column = (blockIdx.y * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
-  if (column >= columns) return;
-  Floats sums = {};
-  add_tokens(dy, order, from, to, columns, column, sums);
-  store_floats(partial + static_cast<long long>(blockIdx.x) * columns + column, sums);
+// First the blocks that sum windows which have one id alone, into partial: (windows, columns); each has a window and
+// ROW_THREADS chunks of columns, of which a row has `parts` times as many. Then the blocks that write zeros to the rows
+// without tokens among the first chunks. multiplier, shift: they divide by the chunks of a row.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ZERO_BLOCKS)
+    embedding_grad_zeros(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
+                         float* __restrict__ partial, T* __restrict__ dweight, unsigned columns, unsigned windows,
+                         unsigned parts, long long chunks, unsigned long long multiplier, unsigned shift) {
+  if (blockIdx.x < windows * parts) {
+    const unsigned window = blockIdx.x / parts, from = window * WINDOW, to = from + WINDOW, id = order[from].id;
+    const unsigned column = (blockIdx.x % parts * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
+    if (id == NONE || id != order[to - 1].id || column >= columns) return;
+    Floats sums = {};
+    add_tokens<AT_ONCE / 2>(dy, order, from, to, columns, column, sums);
+    store_floats(partial + static_cast<long long>(window) * columns + column, sums);
+    return;
+  }
+  const long long first = static_cast<long long>(blockIdx.x - windows * parts) * (ZEROS * ROW_THREADS) + threadIdx.x;
+  Range found[ZEROS];
+#pragma unroll
+  for (unsigned j = 0; j < ZEROS; ++j) {
+    const long long chunk = first + j * ROW_THREADS;
+    found[j] = {0, 1};
+    if (chunk < chunks) found[j] = ranges[fast_divide<unsigned long long>(chunk, multiplier, shift)];
+  }
+#pragma unroll
+  for (unsigned j = 0; j < ZEROS; ++j) {
+    if (found[j].begin == found[j].end) store_chunk(dweight + (first + j * ROW_THREADS) * Chunk::SIZE, Chunk{});
+  }
 }
 
-// Rows of dweight, which blocks take in turn.
+// The rows of ids that have tokens. A block has AT_ONCE places and blockDim.x chunks of columns. It writes the rows of the ids
+// that begin among its places, and reads on where the last of these ids goes on.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
-    embedding_grad_rows(const T* __restrict__ dy, const unsigned* __restrict__ order,
-                        const unsigned* __restrict__ begin, const unsigned* __restrict__ end,
-                        const float* __restrict__ partial, T* __restrict__ dweight, unsigned vocabulary,
-                        unsigned columns) {
-  __shared__ uint2 table[TABLE];
-  // 64 bits: a row behind the last one may have a number that 32 bits can't hold.
-  const long long step = gridDim.x;
-  const auto look_up = [&](long long first) {
-    const long long id = first + threadIdx.x * step;
-    return threadIdx.x < TABLE && id < vocabulary ? make_uint2(begin[id], end[id]) : make_uint2(0, 0);
-  };
-  uint2 own = look_up(blockIdx.x);
-  for (long long first = blockIdx.x; first < vocabulary; first += TABLE * step) {
-    __syncthreads();  // nobody reads the rows before any more
-    if (threadIdx.x < TABLE) table[threadIdx.x] = own;
-    __syncthreads();
-    own = look_up(first + TABLE * step);
-#pragma unroll 1
-    for (unsigned r = 0; r < TABLE; ++r) {
-      const long long id = first + r * step;
-      if (id >= vocabulary) break;
-      const unsigned from = table[r].x, to = table[r].y;
-      T* row = dweight + id * columns;
-      if (from == to) {
-        for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-          store_chunk(row + column, Chunk{});
-        }
-        continue;
-      }
-      unsigned window = (from + WINDOW - 1) / WINDOW, last = to / WINDOW;  // windows of this id alone
-      if (window >= last) window = last = 0;
-      const unsigned until = last ? window * WINDOW : to, behind = last ? last * WINDOW : to;
-      for (unsigned column = threadIdx.x * Chunk::SIZE; column < columns; column += ROW_THREADS * Chunk::SIZE) {
-        Floats sums = {};
-        add_tokens(dy, order, from, until, columns, column, sums);
-        add_windows(partial, window, last, columns, column, sums);
-        add_tokens(dy, order, behind, to, columns, column, sums);
-        Chunk result;
-        narrow(sums, result);
-        store_chunk(row + column, result);
-      }
-    }
+    embedding_grad_sums(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
+                        const float* __restrict__ partial, T* __restrict__ dweight, unsigned tokens, unsigned columns) {
+  const unsigned first = blockIdx.x * AT_ONCE, behind = first + AT_ONCE;
+  const unsigned column = (blockIdx.y * blockDim.x + threadIdx.x) * Chunk::SIZE;
+  if (column >= columns) return;
+  const unsigned before = first ? order[first - 1].id : NONE;
+  Place places[AT_ONCE];
+  Chunk chunks[AT_ONCE];
+#pragma unroll
+  for (unsigned i = 0; i < AT_ONCE; ++i) {
+    places[i] = {0, NONE};
+    if (first + i < tokens) places[i] = order[first + i];
   }
+  const auto is_own = [&](unsigned i) { return places[i].id != before && places[i].id != NONE; };
+#pragma unroll
+  for (unsigned i = 0; i < AT_ONCE; ++i) {
+    chunks[i] = Chunk{};
+    if (is_own(i)) load_chunk(dy + static_cast<long long>(places[i].token) * columns + column, chunks[i]);
+  }
+  const unsigned last = places[AT_ONCE - 1].id;
+  const Range range = is_own(AT_ONCE - 1) ? ranges[last] : Range{};
+
+  Floats sums = {};
+  const auto write = [&](unsigned id) {
+    Chunk result;
+    narrow(sums, result);
+    store_chunk(dweight + static_cast<long long>(id) * columns + column, result);
+  };
+#pragma unroll
+  for (unsigned i = 0; i < AT_ONCE; ++i) {
+    if (!is_own(i)) continue;
+    add(chunks[i], sums);
+    if (i + 1 < AT_ONCE ? places[i + 1].id == places[i].id : range.end > behind) continue;
+    write(places[i].id);
+#pragma unroll
+    for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] = 0.0f;
+  }
+  if (range.end <= behind) return;
+  unsigned window = (range.begin + WINDOW - 1) / WINDOW, end = range.end / WINDOW;  // windows of this id alone
+  if (window >= end) window = end = 0;
+  if (end && window * WINDOW < behind) {  // the first window has this block's places
+#pragma unroll
+    for (unsigned e = 0; e < Chunk::SIZE; ++e) sums[e] = 0.0f;
+  }
+  add_tokens<AT_ONCE>(dy, order, behind, end ? window * WINDOW : range.end, columns, column, sums);
+  add_windows(partial, window, end, columns, column, sums);
+  if (end) add_tokens<AT_ONCE>(dy, order, end * WINDOW, range.end, columns, column, sums);
+  write(last);
 }

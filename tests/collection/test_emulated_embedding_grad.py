@@ -11,9 +11,10 @@ from tests.collection.conftest import case_of
 from tests.collection.emulation import Gpu, compiler, complaint
 from tests.rare import rare
 
+SEED = torch.Generator().manual_seed(1)
 # (dtype, sizes and choices, ids, elements by which tensors begin past 16 bytes): windows of one id with tokens before
-# and behind them, and none; rows of packs and of single elements, of more of them than a block has threads, and of
-# fewer; more rows than a block looks up at once.
+# and behind them, and none; ids whose places begin and end anywhere among the places of a block; rows of packs and of
+# single elements, of more of them than a block has threads, and of fewer.
 CASES = [
     ("bfloat16", {"T": 300, "V": 5, "H": 72}, lambda _: torch.cat((torch.arange(5), torch.full((295,), 3))), {}),
     rare("float32", {"T": 32, "V": 3, "H": 8}, lambda _: torch.full((32,), 2), {}),
@@ -24,6 +25,8 @@ CASES = [
     rare("float16", {"T": 200, "V": 9, "H": 77, "padding": "first"}, lambda _: torch.arange(200) % 3, {}),
     rare("bfloat16", {"T": 100, "V": 9, "H": 72, "padding": "first"}, lambda _: torch.zeros(100), {}),
     rare("bfloat16", {"T": 100, "V": 9, "H": 72}, lambda _: torch.arange(100) // 30, {"dy": 1}),
+    rare("bfloat16", {"T": 500, "V": 60, "H": 136}, lambda _: torch.rand(500, generator=SEED) ** 4 * 60, {}),
+    rare("float16", {"T": 1100, "V": 300, "H": 264, "padding": "first"}, lambda _: torch.arange(1100) ** 2 % 37, {}),
     rare("float32", {"T": 1, "V": 1, "H": 1}, lambda _: torch.zeros(1), {}),
 ]
 
@@ -43,5 +46,6 @@ def test_sums_are_right_whatever_the_ids(catalogue, monkeypatch, emulated_folder
 
     monkeypatch.setattr(check, "make_inputs", made)
     gpu, op = Gpu(emulated_folder), catalogue["embedding_grad"]
-    for gpu.order in (1, 2):
+    for gpu.order, early in ((1, 0), (2, sizes["V"] // 2), (1, sizes["V"])):
+        monkeypatch.setattr(embedding_grad, "early_rows", lambda *_, rows=early: rows)
         assert complaint(gpu, op, case_of(op, "tuned", dtype, sizes), offsets) is None

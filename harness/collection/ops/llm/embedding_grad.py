@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Case, Traffic
 from harness.ops import (
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
 NO_PADDING = -1
 _PADDING = {"none": NO_PADDING, "first": 0}
 
-_WINDOW, _LONG_WINDOW = 32, 64  # tokens of one id that a block sums before: of few tokens, and of many
+_WINDOW, _LONG_WINDOW = 16, 32  # tokens of one id that a block sums before: of few tokens, and of many
 _MANY = 2**15  # tokens, from which on they are many
 _ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
+_AT_ONCE, _ZEROS = 8, 4  # places of a block that sums, chunks of zeros of a thread; as in embedding_grad.cu
 _GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
+# An estimate: the bytes that memory takes while tokens are grouped, and the same for each token.
+_EARLY, _EARLY_A_TOKEN = 12 * 2**20, 6 * 2**10
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
 _MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
@@ -167,57 +171,55 @@ def groups_of(vocabulary: int) -> tuple[int, int]:
     return count, max(1, blocks(vocabulary, count))
 
 
-@OP.variant("tuned", "tokens grouped by id in one launch, then each row summed and written once", unsupported=too_many)
+@OP.variant(
+    "tuned", "tokens grouped by id in one launch; zeros and sums apart, each row summed once", unsupported=too_many
+)
 def tuned(ctx: Context) -> Launch:
     """The sums are in the order of the tokens, so results repeat bit by bit."""
-    grouped = _Grouped(ctx)
-    size = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    single = _summed(ctx, grouped, singles=True)
-    packed = single if ctx.s.H % size else _summed(ctx, grouped, singles=False)
-
-    def launch(t: Tensors) -> None:
-        grouped(t)
-        (packed if aligned(t.dy, t.dweight) else single)(t)
-
-    return launch
-
-
-class _Grouped:
-    """Groups the tokens of a call by their ids, into memory that all sets of buffers share."""
-
-    def __init__(self, ctx: Context) -> None:
-        import torch
-
-        def integers(count: int) -> torch.Tensor:
-            return torch.empty(count, dtype=torch.int32, device=ctx.device)
-
-        self.order, self.begin, self.end, self.counted = map(integers, (ctx.s.T, ctx.s.V, ctx.s.V, 1))
-        self._kernel = _kernel(ctx, "group")
-        self._grid, bins = groups_of(ctx.s.V)
-        self._shared = 4 * bins
-        self._sizes = [ctypes.c_uint32(n) for n in (ctx.s.T, ctx.s.V, self._grid.bit_length() - 1, bins)]
-
-    def __call__(self, t: Tensors) -> None:
-        arguments = t.ids, self.order, self.begin, self.end, self.counted, *self._sizes
-        self._kernel(self._grid, _GROUP_BLOCK, *arguments, shared=self._shared)
-
-
-def _summed(ctx: Context, grouped: _Grouped, *, singles: bool) -> Launch:
-    """The sums of long runs of one id, then the rows of dweight."""
     import torch
 
-    windows, columns = ctx.s.T // window_of(ctx.s.T), ctypes.c_uint32(ctx.s.H)
-    chunks = ctx.s.H if singles else ctx.s.H * ITEMSIZE[ctx.case.dtype] // PACK_BYTES
-    options = {"SINGLES": int(singles)}
-    of_windows, of_rows = _kernel(ctx, "windows", **options), _kernel(ctx, "rows", **options)
-    partial = torch.empty((windows, ctx.s.H), dtype=torch.float32, device=ctx.device) if windows else None
-    grid = windows, blocks(chunks, _ROW_THREADS)
-    rows = min(ctx.s.V, cuda.multiprocessors() * _ROW_BLOCKS) if ctx.s.H else 0
-    sizes = ctypes.c_uint32(ctx.s.V), columns
+    # All sets of buffers share what is known of a call's tokens: places, ranges of ids, sums of windows.
+    shapes = (ctx.s.T, 2), (ctx.s.V, 2), (ctx.s.T // window_of(ctx.s.T), ctx.s.H)
+    memory = [
+        torch.empty(shape, dtype=dtype, device=ctx.device)
+        for shape, dtype in zip(shapes, (torch.int32, torch.int32, torch.float32), strict=True)
+    ]
+    size = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
+    single = _in_chunks(ctx, memory, 1)
+    packed = single if ctx.s.H % size else _in_chunks(ctx, memory, size)
+    return lambda t: (packed if aligned(t.dy, t.dweight) else single)(t)
+
+
+def early_rows(tokens: int, vocabulary: int, row: int) -> int:
+    """Rows of so many bytes that get their zeros while tokens are grouped."""
+    return min(vocabulary, (_EARLY + _EARLY_A_TOKEN * tokens) // max(1, row))
+
+
+def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
+    """The launches that read and write rows in chunks of so many elements. memory: places, ranges, sums of windows."""
+    order, ranges, partial = memory
+    group, zeros, sums = (_kernel(ctx, entry, SINGLES=int(size == 1)) for entry in ("group", "zeros", "sums"))
+    tokens, vocabulary, columns = (ctypes.c_uint32(count) for count in (ctx.s.T, ctx.s.V, ctx.s.H))
+    groups, bins = groups_of(ctx.s.V)
+    chunks = ctx.s.H // size  # of a row
+    late = (ctx.s.V - early_rows(ctx.s.T, ctx.s.V, ctx.s.H * ITEMSIZE[ctx.case.dtype])) * chunks
+    every = ctx.s.V * chunks
+    of_ids = [ctypes.c_uint32(count) for count in (groups.bit_length() - 1, bins)]
+    of_early = ctypes.c_int64(late), ctypes.c_int64(every)
+    grouping = groups + blocks(every - late, _GROUP_BLOCK * _ZEROS)
+
+    parts = blocks(chunks, _ROW_THREADS)
+    of_windows = columns, ctypes.c_uint32(len(partial)), ctypes.c_uint32(parts)
+    of_late = ctypes.c_int64(late), *cuda.fast_divisor(max(1, chunks), 64)
+    zeroing = len(partial) * parts + blocks(late, _ROW_THREADS * _ZEROS)
+
+    threads = min(_ROW_THREADS, WARP * blocks(chunks, WARP))
+    summing = blocks(ctx.s.T, _AT_ONCE), blocks(chunks, threads) if threads else 0
 
     def launch(t: Tensors) -> None:
-        of_windows(grid, _ROW_THREADS, t.dy, t.ids, grouped.order, grouped.counted, partial, columns)
-        arguments = t.dy, grouped.order, grouped.begin, grouped.end, partial, t.dweight
-        of_rows(rows, _ROW_THREADS, *arguments, *sizes)
+        grouped = t.ids, order, ranges, t.dweight, tokens, vocabulary
+        group(grouping, _GROUP_BLOCK, *grouped, *of_ids, *of_early, shared=4 * bins)
+        zeros(zeroing, _ROW_THREADS, t.dy, order, ranges, partial, t.dweight, *of_windows, *of_late)
+        sums(summing, threads, t.dy, order, ranges, partial, t.dweight, tokens, columns)
 
     return launch

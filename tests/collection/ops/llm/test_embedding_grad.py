@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.collection.ops.llm.embedding_grad import OP, groups_of, window_of
+from harness.collection.ops.llm.embedding_grad import OP, early_rows, groups_of, window_of
 from harness.model import Case
 from tests.one_test import one_test
 
@@ -48,6 +48,14 @@ def test_blocks_that_group_have_room_for_their_ids(vocabulary):
 
 def test_windows_are_longer_where_tokens_are_many():
     assert window_of(65_536) > window_of(8192) == window_of(1)
+
+
+@one_test(("tokens", "vocabulary", "row"), [(0, 0, 0), (8192, 128_256, 8192), (65_536, 32_000, 8192), (1, 5, 2**30)])
+def test_rows_get_zeros_early_for_as_long_as_grouping_takes(tokens, vocabulary, row):
+    rows = early_rows(tokens, vocabulary, row)
+    assert 0 <= rows <= vocabulary
+    assert rows <= early_rows(2 * tokens, vocabulary, row)
+    assert rows * row <= 2**24 + 2**13 * tokens
 
 
 def test_what_32_bits_cannot_count_is_told():

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows._row_tuning import RowParameters, plan_of
 from harness.collection.ops.rows._rows import has_plan, planned
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _ELEMENTS = (4, 16, 64)
 _GRID = 2**31 - 1  # blocks
 _KEPT = 2  # matrices of which `tuned` keeps rows
+# Where `tuned` has one of them in shared memory: packs of each that a thread has at most, threads of a block, and bytes
+# of shared memory for the sums of a cluster.
+_MOST_PACKS, _MOST_THREADS, _SUMS = 8, 1024, 4 * 1024
 
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
@@ -91,8 +95,22 @@ def _moves(read: int, written: int) -> Callable[[Symbols, int], Traffic]:
 
 
 def _tuned(symbols: Symbols, itemsize: int) -> Traffic:
-    """One read of dy and y where a plan keeps rows in registers; else the traffic of `two_pass`."""
-    return _moves(2 if has_plan(symbols, itemsize, _KEPT) else 4, 1)(symbols, itemsize)
+    """One read of dy and y where rows are kept on the chip of an H200, whatever the device; else as `two_pass`."""
+    kept = has_plan(symbols, itemsize, _KEPT) or in_shared_memory(symbols["N"], itemsize, H200)
+    return _moves(2 if kept else 4, 1)(symbols, itemsize)
+
+
+def in_shared_memory(columns: int, itemsize: int, chip: Chip) -> tuple[int, int] | None:
+    """(packs a thread, threads of a block) of a cluster with a row of dy in shared memory; None where none has room.
+
+    columns: of a row, of `itemsize` bytes each.
+    """
+    packs, rest = divmod(columns * itemsize, PACK_BYTES)
+    kept = blocks(packs, MOST_BLOCKS * _MOST_THREADS)
+    if rest or not chip.clusters or not 0 < kept <= _MOST_PACKS:
+        return None
+    threads = WARP * blocks(packs, MOST_BLOCKS * kept * WARP)
+    return None if kept * threads * PACK_BYTES + _SUMS > chip.shared else (kept, threads)
 
 
 OP = Op(
@@ -181,16 +199,38 @@ def registers(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "both rows in the registers of a warp, a block or a cluster, as their length asks",
+    "both rows on the chip: in the registers of a warp, a block or a cluster, as their length asks",
     rows=("O8",),
     traffic=_tuned,
     tuning=RowParameters(matrices=_KEPT).tuning,
 )
 def tuned(ctx: Context) -> Launch:
-    """Step 3 of softmax_grad.cu. `two_pass` runs where rows are too long for it or packs aren't aligned."""
+    """Steps 3 and 4 of softmax_grad.cu. `two_pass` runs where rows are too long for them or packs aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx)
-    return planned(ctx, plan_of(ctx), two_pass(ctx), lambda t: (t.dy, t.y, t.dx), kept=_KEPT)
+    plan = plan_of(ctx)
+    return planned(ctx, plan, two_pass(ctx) if plan else _long(ctx), lambda t: (t.dy, t.y, t.dx), kept=_KEPT)
+
+
+def _long(ctx: Context) -> Launch:
+    """Rows of which registers have no room for both matrices."""
+    otherwise: Launch = two_pass(ctx)
+    cut = in_shared_memory(ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
+    if cut is None or ctx.s.M * MOST_BLOCKS > _GRID:
+        return otherwise
+    kept, threads = cut
+    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "KEPT": kept, "THREADS": threads}
+    kernel = ctx.kernel("softmax_grad.cu", "softmax_grad_shared", macros)
+    shape = {"shared": kept * threads * PACK_BYTES, "cluster": MOST_BLOCKS}
+    grid, sizes = ctx.s.M * MOST_BLOCKS, (ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N))
+
+    def launch(t: Tensors) -> None:
+        if aligned(t.dy, t.y, t.dx):
+            kernel(grid, threads, t.dy, t.y, t.dx, *sizes, **shape)
+        else:
+            otherwise(t)
+
+    return launch
 
 
 def _of_one(ctx: Context) -> Launch:

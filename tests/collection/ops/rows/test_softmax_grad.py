@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from harness.collection.ops.rows.softmax_grad import OP
+from harness.collection.ops.chip import H200
+from harness.collection.ops.rows.softmax_grad import OP, in_shared_memory
 from harness.model import Case, Traffic, Work
 from tests.one_test import one_test
 
@@ -23,6 +25,8 @@ COMPILED = [
         (1024, 16384),
         (1024, 131072),
         (8, 50257),
+        (512, 524288),  # dy in shared memory, for halves and, at half of the length, for floats
+        (512, 262144),
     ]
 ]
 OURS = ["two_pass", "registers", "tuned"]
@@ -47,8 +51,34 @@ SHAPES = [
     (3, 50257),
     (2, 131072),
     (1, 262144),
+    (2, 151936),  # floats, and more halves, with dy in shared memory
+    (3, 262152),
+    (2, 524288),
     (2, 262147),  # too long for registers
+    (1, 524296),  # too long for shared memory, too
 ]
+
+
+@one_test(
+    ("columns", "itemsize", "cut"),
+    [
+        (151_936, 4, (5, 960)),
+        (262_144, 4, (8, 1024)),
+        (524_288, 2, (8, 1024)),
+        (262_152, 2, (5, 832)),
+        (8, 4, (1, 32)),
+        (262_148, 4, None),  # a pack more than threads can have
+        (151_937, 4, None),  # rows begin inside of packs
+        (0, 4, None),
+    ],
+)
+def test_long_rows_lie_in_shared_memory(columns, itemsize, cut):
+    assert in_shared_memory(columns, itemsize, H200) == cut
+    assert in_shared_memory(columns, itemsize, replace(H200, clusters=False)) is None
+    if cut:
+        kept, threads = cut
+        assert 8 * kept * threads * 16 >= columns * itemsize
+        assert in_shared_memory(columns, itemsize, replace(H200, shared=16 * kept * threads)) is None
 
 
 def unsupported(variant, dtype, shape):
@@ -219,7 +249,7 @@ def test_what_each_variant_moves():
     assert OP.traffic_of(OP.variants["eager"], symbols, "float16") == Traffic(read=80_000, written=40_000)
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("float16", 262_144), ("float32", 131_072)])
+@pytest.mark.parametrize(("dtype", "columns"), [("float16", 524_288), ("float32", 262_144)])
 def test_tuned_moves_what_its_fallback_does_where_rows_are_too_long(dtype, columns):
     tuned, two_pass = OP.variants["tuned"], OP.variants["two_pass"]
     fits, too_long = {"M": 10, "N": columns}, {"M": 10, "N": columns + 8}

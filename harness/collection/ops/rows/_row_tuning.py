@@ -26,6 +26,7 @@ _FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single e
 _TILES = (8, 16)
 _MOST_TILE = 512  # elements of a row that comes through a tile
 _MOST_COUNT = 8  # packs that a thread keeps, of all matrices and of all rows that it works on
+_MOST_OF_BLOCKS = 2  # rows that a block, or a cluster, works on at once
 _MOST_OF_LANES = 4  # the same where lanes of a warp have several rows at once
 _MOST_THREADS = 1024
 
@@ -63,7 +64,7 @@ class RowParameters:
             "lanes": _LANES if short else (0,),
             "count": range(1, _MOST_COUNT // self.matrices + 1),
             "cluster": range(1, most_blocks + 1),
-            "together": (1, 2, 4) if self.vectors and not ragged else (1,),
+            "together": ((1, 2) if ragged else (1, 2, 4)) if self._together(ragged) else (1,),
             "block": (0, 2 * WARP, 4 * WARP, 8 * WARP) if short else (0,),
             "tile": (0, *_TILES) if ragged and columns <= _MOST_TILE else (0,),
         }
@@ -89,9 +90,15 @@ class RowParameters:
         packs = columns * itemsize // PACK_BYTES
         if not packs:
             return "a row is less than a pack"
+        if number["together"] > 1 and not self._together(ragged):
+            return "a team has one row"
         refuse = _refuse_lanes if number["lanes"] else _refuse_blocks
         problem = refuse(number, packs, ragged, kept=self.matrices * number["count"] * number["together"])
         return problem or (self.limit(row_plan(plan, columns, itemsize)) if self.limit else None)
+
+    def _together(self, ragged: bool) -> bool:
+        """Whether a team may have several rows. Of rows that begin inside of packs, norm_planned.cuh alone has two."""
+        return bool(self.vectors) and not (ragged and self.ruled)
 
     def _refuse_tile(self, number: dict[str, int], columns: int, itemsize: int) -> str | None:
         if number != {**_NEUTRAL, "tile": number["tile"], **({"in_turn": 0} if self.turns else {})}:
@@ -177,17 +184,17 @@ def _refuse_lanes(number: dict[str, int], packs: int, ragged: bool, kept: int) -
         return f"rows that begin inside of packs need {_FEWEST_LANES} lanes"
     if number["count"] != blocks(packs, lanes):
         return f"{lanes} lanes have {blocks(packs, lanes)} packs each"
-    most = _MOST_OF_LANES if number["together"] > 1 else _MOST_COUNT
+    most = _MOST_OF_LANES if number["together"] > 1 and not ragged else _MOST_COUNT
     return f"a thread has more than {most} packs" if kept > most else None
 
 
-def _refuse_blocks(number: dict[str, int], packs: int, ragged: bool, kept: int) -> str | None:
+def _refuse_blocks(number: dict[str, int], packs: int, _ragged: bool, kept: int) -> str | None:
     count, cluster = number["count"], number["cluster"]
     share = blocks(packs, cluster)
     threads, last = blocks(blocks(share, count), WARP) * WARP, packs - (cluster - 1) * share
     if number["block"]:
         return "the threads of a block follow from the packs"
-    if number["together"] > (1 if ragged else 2):
+    if number["together"] > _MOST_OF_BLOCKS:
         return "a block does two rows at once at most"
     if kept > _MOST_COUNT:
         return f"a thread has more than {_MOST_COUNT} packs"

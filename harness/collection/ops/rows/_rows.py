@@ -78,6 +78,12 @@ _RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of
 # matrices gained nothing with blocks, and lost with lanes.
 _STREAMED_LANES, _STREAMED_BLOCKS = 64 * 2**20, 192 * 2**20
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
+# Rows so many apart begin at the same place of a pack, whatever their length. As in norm_planned.cuh.
+_ALIKE = 8
+# Blocks where two such rows share two vectors: (most packs of a row, packs a thread, most threads).
+_ALIKE_BLOCKS = ((1024, 2, 512), (math.inf, 4, 256))
+_MOST_ALIKE = 512  # threads of a block that has four packs of each of two rows, and single elements
+_FEWEST_ALIKE = 4  # blocks a multiprocessor, at one row a team, from which on rows are many
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,8 @@ class RowPlan:
         if plain is None or rows * plain.cluster <= chip.multiprocessors:
             return plain
         if columns % size:
-            return plain._ragged_with_vectors(packs, itemsize)
+            many = norm and vectors > 1 and rows * plain.cluster >= _FEWEST_ALIKE * chip.multiprocessors
+            return (many and cls._alike(packs, itemsize, chip)) or plain._ragged_with_vectors(packs, itemsize)
         lanes = cls._lanes_with_vectors(packs, itemsize, vectors, norm=norm)
         if lanes:
             return lanes
@@ -232,6 +239,20 @@ class RowPlan:
         count = next((count for count, up_to in _MORE_PACKS[4] if share <= up_to), self.count)
         return replace(self, count=count, threads=blocks(blocks(share, count), WARP) * WARP, cluster=cluster)
 
+    @classmethod
+    def _alike(cls, packs: int, itemsize: int, chip: Chip) -> RowPlan | None:
+        """The plan for many rows that begin inside of packs and share two vectors; None where they are too long.
+
+        A team has two rows that begin alike, so that it loads and shifts the vectors once for both.
+        """
+        if packs <= (_RAGGED_WITH_VECTORS if itemsize == 2 else WARP * _WARP_PACKS):
+            return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True, together=2)
+        count, most_threads = next(choice for up_to, *choice in _ALIKE_BLOCKS if packs <= up_to)
+        cluster = power_of_2_from(blocks(packs, count * most_threads)) if chip.clusters else 1
+        cluster = min(cluster, MOST_BLOCKS)
+        threads = blocks(blocks(packs, cluster * count), WARP) * WARP
+        return cls(count, 0, threads, cluster, ragged=True, together=2) if threads <= _MOST_ALIKE else None
+
     @property
     def macros(self) -> dict[str, str | int]:
         """Macros that rows.cuh is compiled with."""
@@ -260,6 +281,8 @@ class RowPlan:
         if self.tile_rows:
             return blocks(rows, self.tile_rows)
         teams = blocks(rows, self.together)
+        if self.ragged and self.together > 1:
+            teams = blocks(rows, self.together * _ALIKE) * _ALIKE
         return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
 
 

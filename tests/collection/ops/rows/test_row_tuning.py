@@ -60,6 +60,17 @@ def test_without_a_table_plans_are_as_they_were(op: str, arch: str) -> None:
             assert tuning.obstacle(case, plan) is None, (case.id, plan)
 
 
+@one_test(("op", "alone"), [("layer_norm", False), ("rms_norm", False), ("softmax", True), ("add_rms_norm", True)])
+def test_two_rows_that_begin_inside_of_packs_are_tried_together_only_by_kernels_that_take_every_eighth(op, alone):
+    tuning = Catalogue()[op].variants["tuned"].tuning
+    plan = {"lanes": 0, "count": 2, "cluster": 1, "together": 2, "block": 0, "tile": 0}
+    with assuming(KNOWN["sm_90"]):
+        case = case_of(op, 4096, 4097, "bfloat16")
+        plan |= {name: 0 for name in tuning.parameters(case) if name not in plan}
+        assert (tuning.obstacle(case, plan) is not None) is alone
+        assert (2 in tuning.parameters(case)["together"]) is not alone
+
+
 @pytest.mark.slow  # the first test has the plans of rules
 @one_test("arch", ["sm_80", "sm_90", "sm_120"])
 @one_test("op", OPS)

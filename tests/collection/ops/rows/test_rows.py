@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from harness import cuda
 from harness.collection.ops.chip import H200, WARP, Chip
 from harness.collection.ops.rows._rows import RowPlan, has_plan, planned
+from tests.one_test import one_test
 
 ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
 COLUMNS = (
@@ -22,9 +24,10 @@ SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture f
 MATRICES = 3  # of which a kernel has a tile, at most
 A100 = Chip(108, clusters=False, shared=163 * 1024)
 DEVICES = [H200, A100, Chip(20, clusters=False, shared=SHARED_MEMORY)]
+FINDERS = (RowPlan.of, RowPlan.with_vectors, partial(RowPlan.with_vectors, norm=True))
 
 
-@pytest.fixture(scope="module", params=itertools.product((2, 4), DEVICES, (RowPlan.of, RowPlan.with_vectors)), ids=str)
+@pytest.fixture(scope="module", params=itertools.product((2, 4), DEVICES, FINDERS), ids=str)
 def plans(request):
     """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
     itemsize, device, find = request.param
@@ -190,16 +193,56 @@ def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
 def test_the_grid_has_all_rows_and_no_block_without_one(plans):
     for rows, columns, _, plan in plans:
         a_block = plan.tile_rows or (plan.threads // plan.lanes * plan.together if plan.lanes else 0)
+        if plan.ragged and plan.together > 1:
+            continue  # see the next test
         if a_block:
             assert (plan.grid(rows) - 1) * a_block < max(rows, 1) <= max(plan.grid(rows), 1) * a_block, (rows, plan)
         else:
             assert plan.grid(rows) == -(-rows // plan.together) * plan.cluster, (rows, columns, plan)
 
 
+@one_test("plan", [RowPlan(4, 32, 128, ragged=True, together=2), RowPlan(4, 0, 224, 8, ragged=True, together=2)])
+def test_the_grid_has_all_rows_where_a_team_has_every_eighth_row(plan):
+    teams_of_block = plan.threads // plan.lanes if plan.lanes else 1
+    for rows in (0, 1, 8, 9, 16, 17, 100, 1000):
+        teams = plan.grid(rows) // plan.cluster * teams_of_block
+        first = [team // 8 * 16 + team % 8 for team in range(teams)]
+        assert set(range(rows)) <= {*first, *(row + 8 for row in first)}
+        assert teams < rows + 8
+
+
+@one_test(
+    ("columns", "itemsize", "plan"),
+    [
+        (259, 2, (1, 32, 128, 1)),
+        (1023, 2, (4, 32, 128, 1)),
+        (1041, 2, (2, 0, 96, 1)),
+        (8191, 2, (2, 0, 512, 1)),
+        (16_385, 2, (4, 0, 256, 2)),
+        (50_257, 2, (4, 0, 224, 8)),
+        (257, 4, (2, 32, 128, 1)),
+        (50_257, 4, (4, 0, 416, 8)),
+    ],
+)
+def test_many_rows_that_begin_alike_share_two_vectors(columns, itemsize, plan):
+    count, lanes, threads, cluster = plan
+    wanted = RowPlan(count, lanes, threads, cluster, ragged=True, together=2)
+    assert RowPlan.with_vectors(4096, columns, itemsize, H200, norm=True) == wanted
+    assert wanted.count * (lanes or threads * cluster) >= columns * itemsize // 16
+    assert wanted.threads >= 2 * 16 // itemsize, "single elements have a thread each"
+    for other in (
+        RowPlan.with_vectors(4096, columns, itemsize, H200),
+        RowPlan.with_vectors(4096, columns, itemsize, H200, 1, norm=True),
+        RowPlan.with_vectors(60, columns, itemsize, H200, norm=True),
+        RowPlan.with_vectors(4096, 262_143, 2, H200, norm=True),
+    ):
+        assert other.together == 1
+
+
 def test_a_team_has_several_rows_only_of_packs_that_begin_alike(plans):
     for rows, columns, _, plan in plans:
         assert plan.together in (1, 2, 4), (rows, columns, plan)
-        assert plan.together == 1 or not (plan.ragged or plan.tile_rows), (rows, columns, plan)
+        assert plan.together <= (1 if plan.tile_rows else 2 if plan.ragged else 4), (rows, columns, plan)
         # What is kept of all rows must fit into registers.
         assert plan.count * plan.together <= (16 if plan.tile_rows else 8), (rows, columns, plan)
 

@@ -31,7 +31,7 @@ using T = SCALAR;
 // does.
 __device__ __forceinline__ float gradient(float dy, float y, float sum) { return fmaf(-y, sum, y * dy); }
 
-#if !(defined COUNT || defined ELEMENTS || defined KEPT)  // steps that have the size of a row as a macro are compiled alone
+#if !(defined COUNT || defined ELEMENTS)  // steps 2 and 3, which have the size of a row as a macro, are compiled alone
 
 // 1. One block a row, one element an access: first the sum, then dy and y are read again, at best from the L2. Rows may
 //    have any length and any address. A short row leaves most of the block idle.
@@ -133,53 +133,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   Team team;
   Row row(team, rows, columns);
   softmax_grad_row(row, dy, y, dx);
-#endif
-}
-#endif
-
-// 4. Longer rows of whole packs. The registers of a cluster have room for a row of one matrix, so dy lies in shared memory.
-//    Each thread reads there what it has fetched itself: no thread waits for another one. Macros: KEPT (packs of each
-//    matrix that a thread has), THREADS (of a block).
-#ifdef KEPT
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    softmax_grad_shared(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
-                        unsigned columns) {
-#if __CUDA_ARCH__ >= 900  // elsewhere never launched
-  using Row = PackedRow<T, KEPT, false, ClusterTeam<THREADS>>;
-  extern __shared__ uint4 fetched[];
-  ClusterTeam<THREADS> team;
-  const Row row(team, rows, columns);
-  uint4* own = fetched + threadIdx.x;
-  const T* from = row.own(dy);
-#pragma unroll
-  for (unsigned j = 0; j < KEPT; ++j) {
-    if (row.has(j, 0)) copy_async_16(shared_address(own + j * THREADS), from + j * THREADS * Row::CHUNK);
-  }
-  Pack<T> results[KEPT];
-  row.load(y, results, 0.0f);
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  float a[Row::CHUNK], b[Row::CHUNK], sum[1] = {0.0f};
-  const auto gradients = [&](unsigned j) { widen(reinterpret_cast<const Pack<T>&>(own[j * THREADS]), a); };
-#pragma unroll
-  for (unsigned j = 0; j < KEPT; ++j) {
-    if (!row.has(j, 0)) continue;
-    gradients(j);
-    widen(results[j], b);
-#pragma unroll
-    for (unsigned e = 0; e < Row::CHUNK; ++e) sum[0] = fmaf(b[e], a[e], sum[0]);
-  }
-  team.template all<Sum>(sum);
-  const unsigned zero = columns >> 31;  // rows that fit are shorter
-#pragma unroll
-  for (unsigned j = 0; j < KEPT; ++j) {
-    forget_floats(results[j], zero);
-    gradients(j);
-    widen(results[j], b);
-#pragma unroll
-    for (unsigned e = 0; e < Row::CHUNK; ++e) a[e] = gradient(a[e], b[e], sum[0]);
-    narrow(a, results[j]);
-    row.store(dx, j, results[j]);
-  }
 #endif
 }
 #endif

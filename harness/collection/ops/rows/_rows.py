@@ -40,6 +40,7 @@ _MOST_PACKS = 8  # of a thread, of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row up to which one block takes it, rather than a cluster
 _FEWEST_SPLIT = 24 * WARP  # packs of a row from which on blocks share it where rows are few
+_TWO_FIT = 576  # threads of blocks of two matrices of which two fit on a multiprocessor; beyond, few large ones
 _FOUR_BLOCKS = 8192  # packs of a row of one matrix up to which four blocks are enough; longer rows take MOST_BLOCKS
 # Blocks where rows share vectors: (most packs of a row, packs a thread, rows together, most threads), by bytes an
 # element.
@@ -223,6 +224,8 @@ class RowPlan:
             # Each thread has all that it can; blocks have _BLOCK threads, or more where eight such blocks have too few.
             block = _MOST_PACKS * _BLOCK
             return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
+        if matrices == 2 and packs > MOST_BLOCKS * _MOST_PACKS // matrices * _TWO_FIT:
+            return min(MOST_BLOCKS, blocks(packs, _MOST_PACKS // matrices * 1024))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
 
     def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:

@@ -1,4 +1,4 @@
-"""The backward of softmax over the rows of a matrix: technique O8. Twin of softmax_grad.cu."""
+"""The backward of softmax over the rows of a matrix: technique O8. Twin of softmax_grad.cu, softmax_grad_shared.cu."""
 
 from __future__ import annotations
 
@@ -205,7 +205,10 @@ def registers(ctx: Context) -> Launch:
     tuning=RowParameters(matrices=_KEPT).tuning,
 )
 def tuned(ctx: Context) -> Launch:
-    """Steps 3 and 4 of softmax_grad.cu. `two_pass` runs where rows are too long for them or packs aren't aligned."""
+    """Step 3 of softmax_grad.cu, and softmax_grad_shared.cu for longer rows.
+
+    `two_pass` runs where rows are too long for both, or packs aren't aligned.
+    """
     if ctx.s.N == 1:
         return _of_one(ctx)
     plan = plan_of(ctx)
@@ -220,7 +223,7 @@ def _long(ctx: Context) -> Launch:
         return otherwise
     kept, threads = cut
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "KEPT": kept, "THREADS": threads}
-    kernel = ctx.kernel("softmax_grad.cu", "softmax_grad_shared", macros)
+    kernel = ctx.kernel("softmax_grad_shared.cu", "softmax_grad_shared", macros)
     shape = {"shared": kept * threads * PACK_BYTES, "cluster": MOST_BLOCKS}
     grid, sizes = ctx.s.M * MOST_BLOCKS, (ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N))
 

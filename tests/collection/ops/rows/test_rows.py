@@ -140,6 +140,17 @@ def test_blocks_share_rows_of_a_norms_halves_at_some_lengths():
     assert (long.count, long.cluster, long.together, long.threads) == (4, 2, 2, 224)
 
 
+@one_test(
+    ("columns", "cluster", "threads"),
+    [(131_072, 4, 1024), (147_456, 8, 576), (147_464, 5, 928), (151_936, 5, 960), (250_880, 8, 992)],
+)
+def test_two_matrices_have_few_large_blocks_where_a_multiprocessor_has_room_for_one_block(columns, cluster, threads):
+    plan = RowPlan.of(4096, columns, 2, H200, 2)
+    assert (plan.count, plan.cluster, plan.threads) == (4, cluster, threads)
+    assert RowPlan.of(4096, columns // 2, 4, H200, 2) == plan
+    assert RowPlan.of(4096, 262_152, 2, H200, 2) is None
+
+
 @pytest.mark.parametrize(("vectors", "columns", "cluster"), [(1, 7168, 1), (1, 8192, 1), (2, 14_336, 2)])
 def test_two_rows_are_together_only_where_there_are_more_rows_than_multiprocessors(vectors, columns, cluster):
     few, many = (RowPlan.with_vectors(rows, columns, 2, H200, vectors, norm=True) for rows in (64, 133))

@@ -19,6 +19,7 @@ from harness.report.plot_parts import (
     ceiling_look,
     ceilings_of_bars,
     error_bars,
+    far_above,
     looks_of,
     shown_interval,
 )
@@ -42,6 +43,7 @@ _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "call_time": ("call time (no graph)", 0.2, {"marker": "D", "color": "white"}),
 }
 """The label of each time, the place of its dot in a row, and its look."""
+_OF_BARS = ("bars", "ranking")
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 4, "markeredgecolor": "black", "markeredgewidth": 0.6}
 _NUMBER = 0.1
 """Width of a number behind a bar of a ranking, as a part of the highest ceiling."""
@@ -56,6 +58,7 @@ def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
         error_bars(axes, plot, drawn, across=plot.layout == "ranking")
         # What a bandwidth is compared with may be another limit than the memory's.
         if plot.metric.unit is units.BANDWIDTH and plot.metric.limit in ("", "ceiling_bandwidth"):
+            peak = None if peak is None or (plot.layout in _OF_BARS and far_above(plot, peak)) else peak
             peak_line(axes.axvline if plot.layout == "ranking" else axes.axhline, peak)
         legend(drawing, axes)
         return save(drawing, path)

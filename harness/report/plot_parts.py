@@ -19,7 +19,7 @@ CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _ALIKE = 0.02
 """Limits that are no further apart, as a share of the highest, are one line: a picture doesn't tell them apart."""
 _FAR = 50
-"""Where all limits are more times the longest bar than this, no bar could be told from the axis beside them."""
+"""A limit that is more times the longest bar than this would leave no bar that could be told from the axis."""
 INTERVAL = "95% interval"
 """What the legend calls an error bar."""
 _RATES = (units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
@@ -73,27 +73,28 @@ def ceilings_of_bars(plot: Plot) -> Iterator[tuple[str, str | None, float]]:
 
     Bars have different limits where their products are of different types. Limits far above all bars aren't shown.
     """
-    if plot.metric.limit not in plot.rows or far_above(plot):
+    if plot.metric.limit not in plot.rows:
         return
     for name, rows in plot.rows.dropna(subset=[plot.metric.limit]).groupby("setting", sort=False):
         limits = rows[plot.metric.limit]
         if limits.max() - limits.min() <= _ALIKE * limits.max():
-            yield str(name), None, float(limits.max())
-            continue
-        for series, limit in zip(rows["series"], limits, strict=True):
-            yield str(name), series, float(limit)
+            found: list[tuple[str | None, float]] = [(None, float(limits.max()))]
+        else:
+            found = [*zip(rows["series"], map(float, limits), strict=True)]
+        yield from ((str(name), series, limit) for series, limit in found if not far_above(plot, limit))
 
 
-def far_above(plot: Plot) -> bool:
-    """Whether the plot's limits would leave its bars too short to be seen."""
-    limits = plot.rows.get(plot.metric.limit)
-    return limits is not None and bool(limits.min() > _FAR * plot.rows[plot.metric.name].max())
+def far_above(plot: Plot, limit: float) -> bool:
+    """Whether a limit beside the plot's bars would leave them too short to be seen."""
+    return bool(limit > _FAR * plot.rows[plot.metric.name].max())
 
 
 def bar_axis(plot: Plot) -> tuple[str, float]:
     """The same as `metric_axis` gives, with a word on limits that aren't shown."""
     text, scale = metric_axis(plot)
-    return (f"{text}\n{METRICS[plot.metric.limit].title}: far above" if far_above(plot) else text), scale
+    limits = plot.rows[plot.metric.limit].dropna() if plot.metric.limit in plot.rows else ()
+    hidden = any(far_above(plot, limit) for limit in limits)
+    return (f"{text}\n{METRICS[plot.metric.limit].title}: far above" if hidden else text), scale
 
 
 def ceiling_look(plot: Plot) -> dict[str, Any]:

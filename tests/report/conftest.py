@@ -226,11 +226,12 @@ def _assert_apart(drawing: Any, _path: Path) -> list[Path]:
 def _visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
     from matplotlib.text import Text
 
-    (axes,), (legend,) = drawing.axes, drawing.legends
+    (axes,), legends = drawing.axes, drawing.legends
+    named = [text for legend in legends for text in legend.get_texts()]
     # Only ticks in view are drawn; _update_ticks gives them. The second label of a tick is above the axes.
     every = [tick for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
     ticks = [label for tick in every for label in (tick.label1, tick.label2)]
-    for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
+    for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *named]:
         if text.get_text().strip() and text.get_visible():
             yield text.get_text(), Text.get_window_extent(text)  # an annotation's has its leader too
 

@@ -19,13 +19,13 @@ SHAPES = [(("N", 128), ("C", 64 * k), ("H", 112 // k)) for k in (1, 2)]
 
 
 @pytest.fixture
-def drawing_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[plotting.Plot], Any]:
+def drawing_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The figure of a plot, as it is before it is saved."""
     monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
 
-    def draw(plot: plotting.Plot) -> Any:
+    def draw(plot: plotting.Plot, peak: float | None = None) -> Any:
         drawing: Any
-        (drawing,) = charts.draw(plot, None, Path("x.svg"))
+        (drawing,) = charts.draw(plot, peak, Path("x.svg"))
         drawing.draw_without_rendering()
         return drawing
 
@@ -67,19 +67,31 @@ def test_a_bar_with_another_ceiling_has_a_line_of_its_own(
 
 @pytest.mark.parametrize("bars", [2, 9])
 def test_ceilings_far_above_all_bars_arent_shown(
-    bars: int, measured: Build, make_run: MakeRun, drawing_of: Callable[[plotting.Plot], Any]
+    bars: int, measured: Build, make_run: MakeRun, drawing_of: Callable[..., Any]
 ) -> None:
     """A small model reaches a thousandth of the peak: with the ceiling, all its bars would be of no height."""
     (plot,), _ = plotting.plan(make_run([measured(f"v{n}", "float32", SHAPES[0]) for n in range(bars)]))
     longest = plot.rows[plot.metric.name].max()
     for times, shown in ((40, True), (60, False)):
         plot.rows[plot.metric.limit] = longest * times
-        axes = drawing_of(plot).axes[0]
-        name, lines = (axes.get_ylabel, ceilings_of(axes)) if bars == 2 else (axes.get_xlabel, axes.lines)
-        assert (len(lines) == 1) is shown
-        assert name().endswith("\nceiling: far above") is not shown
+        axes = drawing_of(plot, peak=longest * times).axes[0]
+        assert len([*axes.lines, *axes.collections]) == (2 if shown else 0), "the ceiling, and the peak of a copy"
+        name = axes.get_ylabel() if bars == 2 else axes.get_xlabel()
+        assert name.endswith("\nceiling: far above") is not shown
         reach = axes.get_ylim()[1] if bars == 2 else axes.get_xlim()[1]
         assert bool(reach * 1e9 > 2 * longest) is shown
+
+
+def test_a_ceiling_that_is_near_is_shown_beside_one_that_is_far(
+    measured: Build, make_run: MakeRun, drawing_of: Callable[..., Any]
+) -> None:
+    names = ("eager", "compile", "tuned")
+    (plot,), _ = plotting.plan(make_run([measured(name, "float32", SHAPES[0]) for name in names]))
+    longest = plot.rows[plot.metric.name].max()
+    plot.rows[plot.metric.limit] = [2 * longest, 100 * longest, float("nan")]
+    axes = drawing_of(plot).axes[0]
+    assert ceilings_of(axes) == [(-0.41, -0.137, round(2 * longest / 1e9))]
+    assert axes.get_ylabel().endswith("\nceiling: far above")
 
 
 @pytest.mark.parametrize("differ", [False, True])

@@ -38,6 +38,7 @@ __device__ __forceinline__ void normalise_as_planned(const Element* __restrict__
   Team team;
   LaneRows<Centred, Element>(team, rows, columns).run(x, gamma, beta, y, mean, rstd);
 #elif !CLUSTER || __CUDA_ARCH__ >= 900
+  static_assert(TOGETHER <= 2, "the grid is for so many rows a team");
   Team team;
   using Packs = PackedRow<Element, COUNT, RAGGED, Team, WHOLE>;
 #if TOGETHER == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ CASES = [
     rare("float16", {"T": 200, "V": 9, "H": 77, "padding": "first"}, lambda _: torch.arange(200) % 3, {}),
     rare("bfloat16", {"T": 100, "V": 9, "H": 72, "padding": "first"}, lambda _: torch.zeros(100), {}),
     rare("bfloat16", {"T": 100, "V": 9, "H": 72}, lambda _: torch.arange(100) // 30, {"dy": 1}),
+    rare("bfloat16", {"T": 100, "V": 9, "H": 72}, lambda _: torch.arange(100) // 30, {"dweight": 1}),
     rare("bfloat16", {"T": 500, "V": 60, "H": 136}, lambda _: torch.rand(500, generator=SEED) ** 4 * 60, {}),
     rare("float16", {"T": 1100, "V": 300, "H": 264, "padding": "first"}, lambda _: torch.arange(1100) ** 2 % 37, {}),
     rare("float32", {"T": 1, "V": 1, "H": 1}, lambda _: torch.zeros(1), {}),
@@ -49,3 +52,34 @@ def test_sums_are_right_whatever_the_ids(catalogue, monkeypatch, emulated_folder
     for gpu.order, early in ((1, 0), (2, sizes["V"] // 2), (1, sizes["V"])):
         monkeypatch.setattr(embedding_grad, "early_rows", lambda *_, rows=early: rows)
         assert complaint(gpu, op, case_of(op, "tuned", dtype, sizes), offsets) is None
+
+
+@pytest.mark.slow
+def test_tokens_outside_of_the_vocabulary_count_as_none(catalogue, monkeypatch, emulated_folder):
+    """They are the padding id for the reference, whose row is zero; the kernels are given numbers that are no ids."""
+    compiler()
+    monkeypatch.setattr(embedding_grad, "_FEWEST_GROUPS", 2)
+    usual = check.make_inputs
+
+    def made(ctx):
+        inputs = usual(ctx)
+        inputs.ids.copy_(torch.arange(200) % 9)
+        return inputs
+
+    monkeypatch.setattr(check, "make_inputs", made)
+    gpu, op = Gpu(emulated_folder), catalogue["embedding_grad"]
+    prepare = op.variants["tuned"].prepare
+
+    def with_mistakes(ctx):
+        launch = prepare(ctx)
+
+        def call(t):
+            t.ids[t.ids == 0] = torch.tensor([9, -1, 2**32, 2**63 - 1, -(2**63)]).repeat(5)[: int((t.ids == 0).sum())]
+            launch(t)
+
+        return call
+
+    variant = replace(op.variants["tuned"], prepare=with_mistakes)
+    monkeypatch.setitem(op.variants, "tuned", variant)
+    sizes = {"T": 200, "V": 9, "H": 72, "padding": "first"}
+    assert complaint(gpu, op, case_of(op, "tuned", "bfloat16", sizes), {}) is None

@@ -59,6 +59,9 @@ CASES = [
     rare("softmax", "bfloat16", {"M": 21, "N": 77}, "tuned", {}),
     rare("softmax_grad", "float32", {"M": 2, "N": 135_204}, "shared", {}),  # a block's last packs are missing
     rare("softmax_grad", "bfloat16", {"M": 1, "N": 262_152}, "shared", {}),
+    rare("softmax_grad", "float32", {"M": 1, "N": 131_080}, "two_pass", {"dx": 1}),
+    rare("softmax_grad", "float32", {"M": 1, "N": 131_080}, "two_pass", {"dy": 1}),
+    rare("softmax_grad", "float32", {"M": 1, "N": 131_080}, "two_pass", {"y": 1}),
     rare("softmax", "bfloat16", {"M": 21, "N": 4096}, "tuned", {}),
     ("rms_norm_grad", "bfloat16", {"M": 21, "N": 1032}, "beside", {}),
     rare("rms_norm_grad", "float32", {"M": 3, "N": 5000}, "beside", {}),

@@ -201,6 +201,25 @@ def test_a_reference_that_torch_compile_leaves_out_has_no_compiled_baseline(comp
                 launch(t)
 
 
+def test_a_reference_that_is_compiled_anew_at_each_call_has_no_compiled_baseline(monkeypatch):
+    """After eight times torch would go on with the plain reference. A candidate is left to torch's own ways."""
+
+    def call(self, values):
+        self.calls = getattr(self, "calls", 0) + 1
+        return values[0] * 2 * (self.calls / self.calls)
+
+    monkeypatch.setattr(Scaled, "call", call)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    op = made()
+    ctx = context(op)
+    launch, t = op.variants["compile"].prepare(ctx), buffers(op, ctx)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        [launch(t) for _ in range(20)]
+    assert torch._dynamo.config.fail_on_recompile_limit_hit
+    op.variants["candidate"].prepare(ctx)
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit
+
+
 # ---- What is right.
 
 

@@ -38,5 +38,13 @@ def test_every_run_has_cases_for_each_of_its_patterns(words: list[str]) -> None:
     names = takewhile(lambda word: not word.startswith("--"), words[1:])
     variants = tuple(options(words, "--variants")[0].split(",")) if "--variants" in words else ()
     definitions = load(find(names), ops)
-    # A pattern without a case, and a variant that no op has, are refused.
-    assert plan(definitions, ops, Selection("cuda", only=options(words, "--only"), variants=variants)).jobs
+    # A pattern without a case is refused, and so is a variant that no op has.
+    jobs = plan(definitions, ops, Selection("cuda", only=options(words, "--only"), variants=variants)).jobs
+    assert {*variants} <= {job.case.variant for job in jobs}
+
+
+@one_test("words", COMMANDS, ids=shlex.join)
+def test_a_run_goes_to_a_folder_that_no_run_has(words: list[str]) -> None:
+    """The command would end with an error, or take the place of another run."""
+    for folder in options(words, "--output"):
+        assert not (PAGE.parents[1] / folder / "run.json").exists(), folder

@@ -176,6 +176,7 @@ def _compiled(function: Function, mode: str) -> Function:
     from torch._dynamo.utils import counters
 
     counters.clear()
+    _fail_if_given_up(True)
     compiled = torch.compile(function, dynamic=False, mode=mode)
     checked = False
 
@@ -185,7 +186,8 @@ def _compiled(function: Function, mode: str) -> Function:
         if not checked:
             if not counters["stats"]["unique_graphs"]:
                 raise UsageError(
-                    "torch.compile compiles nothing of the reference", "TORCH_LOGS=graph_breaks,dynamo tells why"
+                    "torch.compile compiles nothing of the reference, such as a function under torch.compiler.disable",
+                    "compare with torch's own time",
                 )
             checked = True
         return made
@@ -193,8 +195,16 @@ def _compiled(function: Function, mode: str) -> Function:
     return call
 
 
+def _fail_if_given_up(fail: bool) -> None:
+    """Whether torch.compile raises an error where it would go on with the plain function, compiled anew too often."""
+    # What the candidate compiles is as torch does it by itself.
+    if config := sys.modules.get("torch._dynamo.config"):
+        config.fail_on_recompile_limit_hit = fail  # type: ignore[attr-defined]
+
+
 def _candidate(sheet: Sheet, makes: Makes, loaded: _Loaded, ctx: Context) -> Launch:
     fill = loaded.filler(ctx)
+    _fail_if_given_up(False)
     return _launch(makes(sheet, loaded.reference), fill)
 
 

@@ -155,7 +155,8 @@ _SDPA: dict[str, Any] = {
 def by_sdpa(ctx: Context, backend: SDPBackend) -> Launch:
     """Torch's attention by one of its backends. Bias and mask are merged ahead; windows of an image count as heads.
 
-    The backends take heads of whole packs, so other heads, such as 30, are filled with zeros first, as a user has to.
+    The backends take heads of whole packs, so other heads, such as 30, are filled with zeros in each call. A user who
+    owns the projection before could fill its weights once.
     """
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import pad, scaled_dot_product_attention

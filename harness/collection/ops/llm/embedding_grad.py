@@ -39,11 +39,12 @@ _MANY = 2**15  # tokens, from which on they are many
 _ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blocks of a multiprocessor
 _AT_ONCE, _ZEROS = 8, 4  # places of a block that sums, chunks of zeros of a thread; as in embedding_grad.cu
 _GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
-# An estimate: the bytes that memory takes while tokens are grouped, and the same for each token.
+# How many bytes of zeros are written while tokens are grouped: so many, and so many more for each token (estimates).
 _EARLY, _EARLY_A_TOKEN = 12 * 2**20, 6 * 2**10
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
-_MOST = 2**31  # tokens, ids and columns that kernels count in 32 bits
+_MOST = 2**31  # tokens and ids that kernels count in 32 bits
+_MOST_COLUMNS = 65_535 * _ROW_THREADS  # a grid's second dimension has a block for so many threads
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
 
@@ -122,7 +123,10 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 def too_many(case: Case) -> str | None:
     """Why kernels can't run a case; None if they can."""
     name = next((name for name, size in case.symbols.items() if size >= _MOST), None)
-    return f"counts in 32 bits: {name} must be below {_MOST}" if name else None
+    if name:
+        return f"counts in 32 bits: {name} must be below {_MOST}"
+    columns = case.symbols["H"]
+    return f"up to {_MOST_COLUMNS} columns only, not {columns}" if columns > _MOST_COLUMNS else None
 
 
 def window_of(tokens: int) -> int:

@@ -26,8 +26,9 @@ _FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single e
 _TILES = (8, 16)
 _MOST_TILE = 512  # elements of a row that comes through a tile
 _MOST_COUNT = 8  # packs that a thread keeps, of all matrices and of all rows that it works on
+_MOST_OF_LANES = 4  # the same where lanes of a warp have several rows of whole packs at once
 _MOST_OF_BLOCKS = 2  # rows that a block, or a cluster, works on at once
-_MOST_OF_LANES = 4  # the same where lanes of a warp have several rows at once
+_TOGETHER = (1, 2, 4)
 _MOST_THREADS = 1024
 
 
@@ -64,7 +65,7 @@ class RowParameters:
             "lanes": _LANES if short else (0,),
             "count": range(1, _MOST_COUNT // self.matrices + 1),
             "cluster": range(1, most_blocks + 1),
-            "together": ((1, 2) if ragged else (1, 2, 4)) if self._together(ragged) else (1,),
+            "together": tuple(some for some in _TOGETHER if some <= self._most_together(ragged)),
             "block": (0, 2 * WARP, 4 * WARP, 8 * WARP) if short else (0,),
             "tile": (0, *_TILES) if ragged and columns <= _MOST_TILE else (0,),
         }
@@ -90,15 +91,18 @@ class RowParameters:
         packs = columns * itemsize // PACK_BYTES
         if not packs:
             return "a row is less than a pack"
-        if number["together"] > 1 and not self._together(ragged):
-            return "a team has one row"
-        refuse = _refuse_lanes if number["lanes"] else _refuse_blocks
-        problem = refuse(number, packs, ragged, kept=self.matrices * number["count"] * number["together"])
+        if number["together"] > (most := self._most_together(ragged)):
+            return f"a team has at most {most} of such rows"
+        kept = self.matrices * number["count"] * number["together"]
+        lanes = bool(number["lanes"])
+        problem = _refuse_lanes(number, packs, ragged, kept) if lanes else _refuse_blocks(number, packs, kept)
         return problem or (self.limit(row_plan(plan, columns, itemsize)) if self.limit else None)
 
-    def _together(self, ragged: bool) -> bool:
-        """Whether a team may have several rows. Of rows that begin inside of packs, norm_planned.cuh alone has two."""
-        return bool(self.vectors) and not (ragged and self.ruled)
+    def _most_together(self, ragged: bool) -> int:
+        """Rows of a team at most. Of rows that begin inside of packs, norm_planned.cuh has two, and no other kernel."""
+        if not self.vectors or (ragged and self.ruled):
+            return 1
+        return 2 if ragged else _TOGETHER[-1]
 
     def _refuse_tile(self, number: dict[str, int], columns: int, itemsize: int) -> str | None:
         if number != {**_NEUTRAL, "tile": number["tile"], **({"in_turn": 0} if self.turns else {})}:
@@ -188,7 +192,7 @@ def _refuse_lanes(number: dict[str, int], packs: int, ragged: bool, kept: int) -
     return f"a thread has more than {most} packs" if kept > most else None
 
 
-def _refuse_blocks(number: dict[str, int], packs: int, _ragged: bool, kept: int) -> str | None:
+def _refuse_blocks(number: dict[str, int], packs: int, kept: int) -> str | None:
     count, cluster = number["count"], number["cluster"]
     share = blocks(packs, cluster)
     threads, last = blocks(blocks(share, count), WARP) * WARP, packs - (cluster - 1) * share

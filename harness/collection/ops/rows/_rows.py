@@ -81,9 +81,9 @@ _STREAMED_LANES, _STREAMED_BLOCKS = 64 * 2**20, 192 * 2**20
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
 # Rows so many apart begin at the same place of a pack, whatever their length. As in norm_planned.cuh.
 _ALIKE = 8
-# Blocks where two such rows share two vectors: (most packs of a row, packs a thread, most threads).
-_ALIKE_BLOCKS = ((1024, 2, 512), (math.inf, 4, 256))
-_MOST_ALIKE = 512  # threads of a block that has four packs of each of two rows, and single elements
+# Two such rows that share two vectors: packs of a row up to which a block takes it, two packs a thread. Longer rows
+# take clusters with four packs a thread, and threads of a block of which two fit on a multiprocessor, or one.
+_ALIKE_BLOCK, _ALIKE_THREADS, _MOST_ALIKE = 1024, 384, 512
 _FEWEST_ALIKE = 4  # blocks a multiprocessor, at one row a team, from which on rows are many
 
 
@@ -250,11 +250,14 @@ class RowPlan:
         """
         if packs <= (_RAGGED_WITH_VECTORS if itemsize == 2 else WARP * _WARP_PACKS):
             return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True, together=2)
-        count, most_threads = next(choice for up_to, *choice in _ALIKE_BLOCKS if packs <= up_to)
-        cluster = power_of_2_from(blocks(packs, count * most_threads)) if chip.clusters else 1
-        cluster = min(cluster, MOST_BLOCKS)
-        threads = blocks(blocks(packs, cluster * count), WARP) * WARP
-        return cls(count, 0, threads, cluster, ragged=True, together=2) if threads <= _MOST_ALIKE else None
+        if packs <= _ALIKE_BLOCK:
+            return cls(2, 0, WARP * blocks(packs, 2 * WARP), ragged=True, together=2)
+        fewest = min(MOST_BLOCKS, blocks(packs, 4 * _ALIKE_THREADS))
+        sizes = range(fewest, MOST_BLOCKS + 1) if chip.clusters else (1,)
+        found = [(cluster, WARP * blocks(packs, cluster * 4 * WARP)) for cluster in sizes]
+        # The fewest packs that threads lack, and of these the fewest blocks, which meet soonest.
+        cluster, threads = min(found, key=lambda cut: (cut[0] * cut[1], cut[0]))
+        return cls(4, 0, threads, cluster, ragged=True, together=2) if threads <= _MOST_ALIKE else None
 
     @property
     def macros(self) -> dict[str, str | int]:

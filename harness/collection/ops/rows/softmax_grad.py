@@ -199,7 +199,7 @@ def registers(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "both rows on the chip: in the registers of a warp, a block or a cluster, as their length asks",
+    "both rows on the chip: in registers of a warp, a block or a cluster; of longer rows one in shared memory",
     rows=("O8",),
     traffic=_tuned,
     tuning=RowParameters(matrices=_KEPT).tuning,
@@ -219,7 +219,7 @@ def _long(ctx: Context) -> Launch:
     """Rows of which registers have no room for both matrices."""
     otherwise: Launch = two_pass(ctx)
     cut = in_shared_memory(ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
-    if cut is None or ctx.s.M * MOST_BLOCKS > _GRID:
+    if cut is None:
         return otherwise
     kept, threads = cut
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "KEPT": kept, "THREADS": threads}

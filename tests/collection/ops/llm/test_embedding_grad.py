@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from harness.collection.ops.llm.embedding_grad import OP, early_rows, groups_of, window_of
@@ -50,12 +52,24 @@ def test_windows_are_longer_where_tokens_are_many():
     assert window_of(65_536) > window_of(8192) == window_of(1)
 
 
-@one_test(("tokens", "vocabulary", "row"), [(0, 0, 0), (8192, 128_256, 8192), (65_536, 32_000, 8192), (1, 5, 2**30)])
-def test_rows_get_zeros_early_for_as_long_as_grouping_takes(tokens, vocabulary, row):
-    rows = early_rows(tokens, vocabulary, row)
-    assert 0 <= rows <= vocabulary
-    assert rows <= early_rows(2 * tokens, vocabulary, row)
-    assert rows * row <= 2**24 + 2**13 * tokens
+@one_test(
+    ("tokens", "vocabulary", "row", "rows"),
+    [
+        (0, 0, 0, 0),
+        (8192, 128_256, 8192, 7680),  # 12 MB, and 6 kB for each token
+        (65_536, 32_000, 8192, 32_000),
+        (1, 5, 2**30, 0),
+    ],
+)
+def test_rows_get_zeros_early_by_an_estimate(tokens, vocabulary, row, rows):
+    assert early_rows(tokens, vocabulary, row) == rows
+
+
+def test_columns_have_blocks_in_a_grid():
+    reason = OP.variants["tuned"].unsupported
+    case = partial(Case, "embedding_grad", "tuned", "float32")
+    assert reason(case((("T", 1), ("V", 1), ("H", 65_535 * 256)))) is None
+    assert "not 16776961" in reason(case((("T", 1), ("V", 1), ("H", 65_535 * 256 + 1))))
 
 
 def test_what_32_bits_cannot_count_is_told():

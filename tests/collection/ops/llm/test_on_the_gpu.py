@@ -84,6 +84,7 @@ def test_both_ways_of_the_gradient_of_rows_are_right(trial, monkeypatch, dtype):
         ("cross_entropy_in_place", {"M": 2**14 + 1, "V": 2**17}),
         ("cross_entropy_grad", {"M": 2**14 + 1, "V": 2**17}),
         ("add_rms_norm", {"M": 2**18 + 1, "N": 2**13}),
+        ("embedding_grad", {"T": 2**17 + 1, "V": 2**17 + 1, "H": 2**14}),
     ],
 )
 @pytest.mark.alone
@@ -136,6 +137,15 @@ def test_sums_of_an_embedding_are_right_whatever_the_ids(trial, padding):
         made = trial("embedding_grad", "tuned", "bfloat16", device="cuda", T=5000, V=5000, H=4096, padding=padding)
         made.inputs.ids.copy_(ids)
         assert complaint(made) is None, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("early", [0, 0.5])
+def test_rows_without_tokens_get_their_zeros_in_either_launch(trial, monkeypatch, dtype, early):
+    monkeypatch.setattr(embedding_grad, "early_rows", lambda _tokens, vocabulary, _row: int(vocabulary * early))
+    for tokens, vocabulary, columns in ((300, 50_257, 264), (5000, 5000, 77), (40_000, 32_000, 8)):
+        made = trial("embedding_grad", "tuned", dtype, device="cuda", T=tokens, V=vocabulary, H=columns)
+        assert complaint(made) is None, tokens
 
 
 @pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_grad", "cross_entropy_in_place"])

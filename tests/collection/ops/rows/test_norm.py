@@ -269,6 +269,15 @@ def test_tuned_with_many_rows(run, normal, op, dtype, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)])
+def test_rows_that_begin_alike_are_worked_on_in_pairs(run, normal, op, dtype, rows, columns):
+    """By lanes, by a block and by a cluster; the sums of every third row are made again, about another point."""
+    x = normal(rows * columns, dtype).view(rows, columns)
+    x[::3, 0] = 30_000
+    assert run(op, "tuned", x)[0] is None
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("columns", [1024, 16_384, 131_072])
 def test_tuned_with_few_rows(run, normal, op, columns):
     for rows in (1, 8, 132):

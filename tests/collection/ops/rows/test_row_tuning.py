@@ -68,7 +68,8 @@ def test_two_rows_that_begin_inside_of_packs_are_tried_together_only_by_kernels_
         case = case_of(op, 4096, 4097, "bfloat16")
         plan |= {name: 0 for name in tuning.parameters(case) if name not in plan}
         assert (tuning.obstacle(case, plan) is not None) is alone
-        assert (2 in tuning.parameters(case)["together"]) is not alone
+        assert tuning.parameters(case)["together"] == ((1,) if alone else (1, 2))
+        assert tuning.obstacle(case, plan | {"together": 4, "count": 1}) is not None
 
 
 @pytest.mark.slow  # the first test has the plans of rules

@@ -261,17 +261,15 @@ def test_the_last_of_rows_in_pairs(run, normal, op, dtype, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256])
-def test_tuned_with_many_rows(run, normal, op, dtype, columns):
-    """There are more rows than multiprocessors. (Fewer rows are spread over several of them.)"""
-    x = normal(150 * columns, dtype).view(150, columns)
-    assert run(op, "tuned", x)[0] is None
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "columns"), [(1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)])
-def test_rows_that_begin_alike_are_worked_on_in_pairs(run, normal, op, dtype, rows, columns):
-    """By lanes, by a block and by a cluster; the sums of every third row are made again, about another point."""
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        *((150, columns) for columns in (1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256)),
+        *((1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)),  # many begin alike: lanes, blocks, clusters
+    ],
+)
+def test_tuned_with_many_rows(run, normal, op, dtype, rows, columns):
+    """There are more rows than multiprocessors. The sums of some rows are made again, about another point."""
     x = normal(rows * columns, dtype).view(rows, columns)
     x[::3, 0] = 30_000
     assert run(op, "tuned", x)[0] is None

@@ -35,6 +35,11 @@ LENGTHS_OF = [
 ]
 
 
+# More rows than multiprocessors; and many that begin alike, which lanes, a block or a cluster take in pairs.
+MANY = [(150, columns) for columns in (1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256)]
+MANY += [(1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)]
+
+
 @pytest.fixture(params=OPS)
 def op(request):
     """The names of both ops, in turn."""
@@ -261,15 +266,9 @@ def test_the_last_of_rows_in_pairs(run, normal, op, dtype, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("rows", "columns"),
-    [
-        *((150, columns) for columns in (1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256)),
-        *((1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)),  # many begin alike: lanes, blocks, clusters
-    ],
-)
+@pytest.mark.parametrize(("rows", "columns"), MANY)
 def test_tuned_with_many_rows(run, normal, op, dtype, rows, columns):
-    """There are more rows than multiprocessors. The sums of some rows are made again, about another point."""
+    """The sums of some rows are made again, about another point."""
     x = normal(rows * columns, dtype).view(rows, columns)
     x[::3, 0] = 30_000
     assert run(op, "tuned", x)[0] is None

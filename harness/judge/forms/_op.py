@@ -171,8 +171,9 @@ def _baseline(loaded: _Loaded, mode: str, ctx: Context) -> Launch:
 
 
 def _compiled(function: Function, mode: str) -> Function:
-    """The function by torch.compile. UsageError where that compiles nothing, and so times the plain function."""
+    """The function by torch.compile. UsageError where torch would run the plain function in its place."""
     import torch
+    from torch._dynamo.exc import FailOnRecompileLimitHit
     from torch._dynamo.utils import counters
 
     counters.clear()
@@ -182,12 +183,14 @@ def _compiled(function: Function, mode: str) -> Function:
 
     def call(values: Any) -> Any:
         nonlocal checked
-        made = compiled(values)
+        try:
+            made = compiled(values)
+        except FailOnRecompileLimitHit:
+            raise UsageError("torch.compile gives up the reference: many calls need another compilation") from None
         if not checked:
             if not counters["stats"]["unique_graphs"]:
                 raise UsageError(
-                    "torch.compile compiles nothing of the reference, such as a function under torch.compiler.disable",
-                    "compare with torch's own time",
+                    "torch.compile compiles nothing of the reference, such as a function under torch.compiler.disable"
                 )
             checked = True
         return made

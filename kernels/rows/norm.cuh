@@ -21,6 +21,10 @@ __device__ __forceinline__ void narrow(const float (&values)[2], Pair<Element>& 
   reinterpret_cast<unsigned&>(pair) = lanes.word();
 }
 
+__device__ __forceinline__ void widen(const Pair<float>& pair, float (&values)[2]) {
+  values[0] = pair.at[0], values[1] = pair.at[1];
+}
+
 template <typename Element>
 __device__ __forceinline__ void forget_floats(Pair<Element>& pair, unsigned zero) {
   reinterpret_cast<unsigned&>(pair) += zero;
@@ -196,6 +200,22 @@ struct GammaAhead {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
+// The same, but both are loaded once, for all rows that a thread works on.
+template <bool Centred, typename Row, typename Element>
+struct VectorsKept {
+  typename Row::Chunk scales[Row::CHUNKS], shifts[Row::CHUNKS];
+  __device__ __forceinline__ VectorsKept(const Row& row, const Element* __restrict__ gamma,
+                                         const Element* __restrict__ beta) {
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+      scales[j] = row.column(gamma, j);
+      if constexpr (Centred) shifts[j] = row.column(beta, j);
+    }
+  }
+  __device__ __forceinline__ const typename Row::Chunk& scale(unsigned j) const { return scales[j]; }
+  __device__ __forceinline__ const typename Row::Chunk& shift(unsigned j) const { return shifts[j]; }
+};
+
 // Writes the statistics, normalises the rows, and writes y.
 template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
@@ -224,28 +244,45 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
   }
 }
 
-// Loads the rows, makes their statistics, and writes y. x and y are matrices, or both are the tile that the rows lie
-// in.
+// Loads the rows and their first elements, about which sums are made.
 template <bool Centred, unsigned Together, typename Row, typename Element>
-__device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
-                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
-                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
-  Normaliser<Centred> normalised[Together];
-  typename Row::Chunk chunks[Together][Row::CHUNKS];
+__device__ __forceinline__ void load_rows(const Row (&rows)[Together], const Element* x,
+                                          typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
+                                          Normaliser<Centred> (&normalised)[Together]) {
 #pragma unroll
   for (unsigned r = 0; r < Together; ++r) {
     const float first = Centred && rows[r].row < rows[r].rows ? to_float(x[rows[r].begin]) : 0.0f;
     normalised[r] = {rows[r].columns, first};
     rows[r].load(x, chunks[r], 0.0f);
   }
+}
+
+// Makes the rows' statistics, and writes y, with vectors that were made before. x and y are matrices, or both are the tile
+// that the rows lie in.
+template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
+__device__ __forceinline__ void normalise_with(const Row (&rows)[Together], const Element* x, const Vectors& vectors,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+  Normaliser<Centred> normalised[Together];
+  typename Row::Chunk chunks[Together][Row::CHUNKS];
+  load_rows<Centred>(rows, x, chunks, normalised);
+  measure_rows<Centred>(rows, chunks, normalised);
+  normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+}
+
+// The same, with vectors from memory.
+template <bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
+                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
   if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
+    Normaliser<Centred> normalised[Together];
+    typename Row::Chunk chunks[Together][Row::CHUNKS];
+    load_rows<Centred>(rows, x, chunks, normalised);
     const GammaAhead<Row, Element> vectors(rows[0], gamma, beta);
     measure_rows<Centred>(rows, chunks, normalised);
     normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
   } else {
-    measure_rows<Centred>(rows, chunks, normalised);
-    const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
-    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+    normalise_with<Centred>(rows, x, VectorsInMemory<Row, Element>{rows[0], gamma, beta}, y, mean, rstd);
   }
 }
 

@@ -1,7 +1,7 @@
-// LayerNorm of long rows, of whole packs. A team is a cluster of blocks. It stays on the chip and takes rows in turn.
-// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to
-// eight), THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part
-// in shared memory) and WHOLE (0 or 1: no thread lacks a pack).
+// LayerNorm of long rows. A team is a block or a cluster of blocks. It stays on the chip and takes rows in turn. InTurn
+// of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight),
+// THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
+// memory), and 0 or 1: WHOLE (no thread lacks a pack), RAGGED (rows begin inside of packs).
 #pragma once
 
 #include "norm.cuh"
@@ -90,16 +90,28 @@ class Exchange {
   unsigned sent = 0;
 };
 
+// The elements of a team's rows before their first whole pack, which is at element `head`, and behind their last one. Each
+// of the team's first threads has one, with RAGGED. column: of the thread's single element, from the first whole pack on.
+struct Single {
+  bool exists;
+  int column;
+  __device__ __forceinline__ Single(unsigned head, unsigned columns, unsigned chunk) {
+    const unsigned rank = __clusterRelativeBlockRank() * THREADS + threadIdx.x, tail = (columns - head) % chunk;
+    exists = RAGGED && rank < head + tail;
+    column = static_cast<int>(rank - head + (rank < head ? 0 : columns - head - tail));
+  }
+};
+
 // A warp's part of the team's rows, on its way to the STAGES that the warp has in shared memory. A warp fetches only
 // what it reads itself, so that it knows when a stage is free.
 template <typename Element>
 class WarpStages {
  public:
-  // from: the team's first row. The warp has `packs` packs of it, from element `part` on. stride: elements from one row
-  // of the team to the next. memory: shared memory of the block.
+  // from: the first whole pack of the team's first row. The warp has `packs` packs of it, from element `part` on. stride:
+  // elements from one row of the team to the next. memory: shared memory of the block.
   __device__ __forceinline__ WarpStages(const Element* __restrict__ from, unsigned part, unsigned packs, unsigned rows,
-                                        long long stride, uint4* memory)
-      : from(from), stride(stride), part(part), bytes(packs * PACK_BYTES), left(rows) {
+                                        long long stride, const Single& single, uint4* memory)
+      : single(single), from(from), stride(stride), part(part), bytes(packs * PACK_BYTES), left(rows) {
     __shared__ unsigned long long barriers[THREADS / WARP][STAGES];
     const unsigned warp = threadIdx.x / WARP;
     arrivals = shared_address(barriers[warp]);
@@ -115,18 +127,22 @@ class WarpStages {
 
   // Starts to fetch the next row to a stage, if there is a next row.
   __device__ __forceinline__ void fetch(unsigned stage) {
-    if (left == 0) return;
+    if (left == 0) return close();
     if (mine()) {
       const unsigned arrival = arrivals + stage * mbarrier::BYTES, to = shared_address(stages + begin(stage));
       mbarrier::expect(arrival, bytes + PACK_BYTES);
       if (WHOLE || bytes > 0) copy(to, from + part, bytes, arrival);
-      copy(to + (SIZE - 1) * PACK_BYTES, from, PACK_BYTES, arrival);
+      copy(to + FIRST * PACK_BYTES, from, PACK_BYTES, arrival);
     }
+    if (single.exists) copy_word(shared_address(word(stage)), from + single.column - odd(), odd() ? 4 : sizeof(Element));
+    close();
     --left, from += stride;
   }
   // Waits until a stage is full. phase: how many times the stage was used before.
   __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
     mbarrier::wait(arrivals + stage * mbarrier::BYTES, phase);
+    // Groups of copies end in order, and that of this row has STAGES - 2 groups behind it, or one more.
+    if (RAGGED) asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
   }
   // Where the thread's first pack of a stage is. The asm hides how the address is made: otherwise the compiler makes
   // the address of each pack anew.
@@ -140,13 +156,33 @@ class WarpStages {
     const uint4 raw = place[j * WARP];
     return reinterpret_cast<const Pack<Element>&>(raw);
   }
-  // The row's first element.
+  // The first element of the row's first whole pack.
   __device__ __forceinline__ float first(unsigned stage) const {
-    return to_float(*reinterpret_cast<const Element*>(stages + begin(stage) + SIZE - 1));
+    return to_float(*reinterpret_cast<const Element*>(stages + begin(stage) + FIRST));
+  }
+  // The thread's single element.
+  __device__ __forceinline__ float of_single(unsigned stage) const {
+    return to_float(reinterpret_cast<const Element*>(word(stage))[odd()]);
   }
 
+  const Single single;
+
  private:
-  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: of the part, and the first pack of the row
+  // Packs: of the part, the first whole pack of the row, and a word for each single element.
+  static constexpr unsigned FIRST = PACKS * WARP, SIZE = FIRST + 1 + 4 * RAGGED;
+  __device__ __forceinline__ unsigned* word(unsigned stage) const {
+    return reinterpret_cast<unsigned*>(stages + begin(stage) + FIRST + 1) + threadIdx.x % WARP;
+  }
+  // Whether the single element is the upper half of a word in memory.
+  __device__ __forceinline__ unsigned odd() const { return sizeof(Element) == 2 ? single.column & 1 : 0; }
+  // Copies 4 bytes without waiting for them; only the first `there` ones are read, so that none behind a matrix is.
+  static __device__ __forceinline__ void copy_word(unsigned to, const Element* from, unsigned there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(4), "r"(there) : "memory");
+  }
+  // Ends the group of copies of a row, which may have none.
+  static __device__ __forceinline__ void close() {
+    if (RAGGED) asm volatile("cp.async.commit_group;" ::: "memory");
+  }
   __device__ __forceinline__ unsigned begin(unsigned stage) const { return own + stage * SIZE; }
   static __device__ __forceinline__ bool mine() { return threadIdx.x % WARP == 0; }
   static __device__ __forceinline__ void copy(unsigned to, const Element* from, unsigned bytes, unsigned arrival) {
@@ -160,7 +196,7 @@ class WarpStages {
   const long long stride;
   const unsigned part, bytes;
   unsigned left, arrivals, own;  // own: the warp's first pack in the stages
-  const uint4* stages;
+  uint4* stages;
 };
 
 // Hides from the compiler that a pack is the same for each row. Otherwise it keeps halves as floats, in twice the
@@ -174,11 +210,15 @@ __device__ __forceinline__ void keep_packed(Pack<Element>& pack) {
 
 // A team's work. Gamma and beta are loaded once, to registers, since a thread has the same columns of every row. Rows
 // come to shared memory ahead of the work, so that memory isn't idle while threads reduce.
+//
+// RAGGED: where a row's packs begin, in elements from its first one, depends on the remainder of its number by eight. So
+// the number of teams is a multiple of eight, and all rows of a team begin alike.
 template <typename Element>
 class InTurn {
  public:
   __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned rows, unsigned columns)
-      : InTurn(x, shared, blockIdx.x / BLOCKS, gridDim.x / BLOCKS, rows, columns,
+      : InTurn(x + static_cast<long long>(blockIdx.x / BLOCKS) * columns, shared, gridDim.x / BLOCKS, rows, columns,
+               RAGGED ? -(blockIdx.x / BLOCKS * columns) % CHUNK : 0,
                (__clusterRelativeBlockRank() * THREADS + threadIdx.x / WARP * WARP) * PACKS) {}
 
   __device__ __forceinline__ void run(const Element* __restrict__ gamma, const Element* __restrict__ beta,
@@ -189,6 +229,7 @@ class InTurn {
     for (unsigned j = 0; j < PACKS; ++j) {
       scale[j] = vector(gamma, j), shift[j] = vector(beta, j);
     }
+    if (stages.single.exists) of_single = {gamma[head + stages.single.column], beta[head + stages.single.column]};
     exchange.wait_for_blocks();
     y += static_cast<long long>(row) * columns + column;
     // The sums of the next row are made and sent while the sums of this row are on their way.
@@ -211,26 +252,47 @@ class InTurn {
     Normaliser<true> normalised;
   };
 
-  // row: the team's first row. step: number of teams. first: the first pack of the warp's part of a row.
-  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned row, unsigned step,
-                                    unsigned rows, unsigned columns, unsigned first)
+  // x: the team's first row. step: number of teams. head: the element that a row's first whole pack begins with. first:
+  // the first pack of the warp's part of a row.
+  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned step, unsigned rows,
+                                    unsigned columns, unsigned head, unsigned first)
       : columns(columns),
         step(step),
-        turns(row < rows ? (rows - row - 1) / step + 1 : 0),
-        column((first + threadIdx.x % WARP) * CHUNK),
-        packs(first < columns / CHUNK ? min(columns / CHUNK - first, PACKS * WARP) : 0),
+        head(head),
+        turns(blockIdx.x / BLOCKS < rows ? (rows - blockIdx.x / BLOCKS - 1) / step + 1 : 0),
+        column(head + (first + threadIdx.x % WARP) * CHUNK),
+        packs(first < (columns - head) / CHUNK ? min((columns - head) / CHUNK - first, PACKS * WARP) : 0),
         stride(static_cast<long long>(step) * columns),
-        stages(x + static_cast<long long>(row) * columns, first * CHUNK, packs, turns, stride, shared),
+        stages(x + head, first * CHUNK, packs, turns, stride,
+               {head, columns, CHUNK}, shared),
         kind(columns, 0.0f),
-        row(row) {}
+        row(blockIdx.x / BLOCKS) {}
 
   __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || j * WARP + threadIdx.x % WARP < packs; }
 
+  // The w-th word of a pack at any element's address. The asm makes the compiler finish a word before the next one:
+  // otherwise it loads the halves of many packs first, and spills.
+  static __device__ __forceinline__ unsigned word(const Element* __restrict__ from, unsigned w) {
+    unsigned made;
+    if constexpr (sizeof(Element) == 4) {
+      made = reinterpret_cast<const unsigned*>(from)[w];
+    } else {
+      const auto* bits = reinterpret_cast<const unsigned short*>(from) + 2 * w;
+      made = bits[0] | static_cast<unsigned>(bits[1]) << 16;
+    }
+    asm volatile("" : "+r"(made));
+    return made;
+  }
   // Gamma or beta for the thread's j-th pack. In whole words: if words were taken apart here, the compiler would keep
   // their halves in registers of their own.
   __device__ __forceinline__ Pack<Element> vector(const Element* __restrict__ from, unsigned j) const {
     uint4 raw = make_uint4(0, 0, 0, 0);
-    if (has(j)) raw = load_16<false>(reinterpret_cast<const uint4*>(from + column + j * WARP * CHUNK));
+    from += column + j * WARP * CHUNK;
+    if (RAGGED) {
+      if (has(j)) raw = make_uint4(word(from, 0), word(from, 1), word(from, 2), word(from, 3));
+    } else if (has(j)) {
+      raw = load_16<false>(reinterpret_cast<const uint4*>(from));
+    }
     return reinterpret_cast<const Pack<Element>&>(raw);
   }
 
@@ -251,6 +313,7 @@ class InTurn {
 #pragma unroll
       for (float value : values) work.normalised.add(value, sums);
     }
+    if (stages.single.exists) work.normalised.add(stages.of_single(work.stage), sums);
     return exchange.send(sums);
   }
   // y: where the thread's first pack goes.
@@ -264,7 +327,7 @@ class InTurn {
       exchange.receive(send_sums(work), sums);
       normalised.again(sums);
     }
-    if (column == 0) *mean = normalised.mean, *rstd = normalised.rstd();
+    if (column == head) *mean = normalised.mean, *rstd = normalised.rstd();
 #pragma unroll
     for (unsigned j = 0; j < PACKS; ++j) {
       if (!has(j)) continue;
@@ -276,17 +339,25 @@ class InTurn {
       narrow(values, pack);
       store_pack(y + j * WARP * CHUNK, pack);
     }
+    if (stages.single.exists) {
+      float both[2];
+      widen(of_single, both);
+      y[stages.single.column - static_cast<int>(threadIdx.x * CHUNK)] =
+          fmaf(normalised(stages.of_single(work.stage)), both[0], both[1]);
+    }
     // Now all lanes have read the stage, and it can be filled again.
     __syncwarp();
     stages.fetch(work.stage);
   }
 
-  const unsigned columns, step, turns, column, packs;  // column: of the thread's first pack; packs: of the warp's part
+  // column: of the thread's first pack; packs: of the warp's part.
+  const unsigned columns, step, head, turns, column, packs;
   const long long stride;
   WarpStages<Element> stages;
   Exchange exchange;
   const Normaliser<true> kind;
   Pack<Element> scale[PACKS], shift[PACKS];
+  Pair<Element> of_single{};  // gamma and beta
   unsigned row, stage = 0, phase = 0;  // stage, phase: of the row that is begun next
 };
 #endif  // clusters came with sm_90

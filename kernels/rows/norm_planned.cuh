@@ -31,8 +31,10 @@ __device__ __forceinline__ void normalise_as_planned(const Element* __restrict__
 #if TILE
   extern __shared__ uint4 shared[];
   Element* tile = reinterpret_cast<Element*>(shared);
+  Team of_columns;  // a thread has the same columns of all rows
+  const VectorsKept<Centred, Row, Element> vectors(Row{of_columns, columns, 1, 0, 0}, gamma, beta);
   on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](const Row& row, unsigned) {
-    normalise_from<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, gamma, beta, tile, mean, rstd);
+    normalise_with<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, vectors, tile, mean, rstd);
   });
 #elif LANES > 0 && !RAGGED
   Team team;

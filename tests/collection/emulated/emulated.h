@@ -516,6 +516,8 @@ inline void __cluster_barrier_wait() { emulated::cluster_wait(); }
 
 inline size_t emulated_cvta(const void* pointer) { return emulated::address_of(pointer); }
 #define __cvta_generic_to_shared emulated_cvta
+inline void* emulated_generic(unsigned address) { return emulated::at(address); }
+#define __cvta_shared_to_generic emulated_generic
 #define __cvta_generic_to_global(pointer) (pointer)
 
 template <typename T>

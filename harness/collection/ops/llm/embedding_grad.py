@@ -40,7 +40,7 @@ _ROW_THREADS, _ROW_BLOCKS = 256, 4  # threads of a block that sums, and such blo
 _AT_ONCE, _ZEROS = 8, 4  # places of a block that sums, chunks of zeros of a thread; as in embedding_grad.cu
 _GROUP_BLOCK = 1024  # threads of a block that groups; as in embedding_grad.cu
 # How many bytes of zeros are written while tokens are grouped: so many, and so many more for each token (estimates).
-_EARLY, _EARLY_A_TOKEN = 12 * 2**20, 6 * 2**10
+_EARLY, _EARLY_A_TOKEN = 24 * 2**20, 12 * 2**10
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
 _MOST = 2**31  # tokens and ids that kernels count in 32 bits

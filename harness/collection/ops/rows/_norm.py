@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.chip import MOST_BLOCKS, Chip
+from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, aligned, blocks, power_of_2_from
 from harness.collection.ops.rows import _rows
 from harness.collection.ops.rows._norm_plan import InTurn
@@ -217,7 +217,7 @@ def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:
     def launch(t: Tensors) -> None:
         arguments = tensors(t)
         if aligned(*arguments):
-            kernel(grid, plan.threads, *arguments, *sizes, shared=plan.shared, cluster=MOST_BLOCKS)
+            kernel(grid, plan.threads, *arguments, *sizes, shared=plan.shared, cluster=plan.blocks)
         else:
             fallback(t)
 

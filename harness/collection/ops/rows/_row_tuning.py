@@ -121,7 +121,7 @@ class RowParameters:
             turn = InTurn.of(rows, columns, itemsize, Chip.current())
             assert turn is not None
             entry = f"{case.op}_in_turn"
-            yield Built(f"{case.op}.cu", entry, {**scalar, **turn.macros}, turn.threads, turn.shared, MOST_BLOCKS)
+            yield Built(f"{case.op}.cu", entry, {**scalar, **turn.macros}, turn.threads, turn.shared, turn.blocks)
             return
         made = row_plan(plan, columns, itemsize)
         whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}

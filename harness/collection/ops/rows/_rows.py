@@ -81,9 +81,7 @@ _STREAMED_LANES, _STREAMED_BLOCKS = 64 * 2**20, 192 * 2**20
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
 # Rows so many apart begin at the same place of a pack, whatever their length. As in norm_planned.cuh.
 _ALIKE = 8
-# Two such rows that share two vectors: packs of a row up to which a block takes it, two packs a thread. Longer rows
-# take clusters with four packs a thread, and threads of a block of which two fit on a multiprocessor, or one.
-_ALIKE_BLOCK, _ALIKE_THREADS, _MOST_ALIKE = 1024, 384, 512
+_ALIKE_BLOCK = 1024  # packs of a row up to which a block takes two such rows that share two vectors
 _FEWEST_ALIKE = 4  # blocks a multiprocessor, at one row a team, from which on rows are many
 
 
@@ -141,7 +139,7 @@ class RowPlan:
             return plain
         if columns % size:
             many = norm and vectors > 1 and rows * plain.cluster >= _FEWEST_ALIKE * chip.multiprocessors
-            return (many and cls._alike(packs, itemsize, chip)) or plain._ragged_with_vectors(packs, itemsize)
+            return (many and cls._alike(packs, itemsize)) or plain._ragged_with_vectors(packs, itemsize)
         lanes = cls._lanes_with_vectors(packs, itemsize, vectors, norm=norm)
         if lanes:
             return lanes
@@ -243,21 +241,14 @@ class RowPlan:
         return replace(self, count=count, threads=blocks(blocks(share, count), WARP) * WARP, cluster=cluster)
 
     @classmethod
-    def _alike(cls, packs: int, itemsize: int, chip: Chip) -> RowPlan | None:
+    def _alike(cls, packs: int, itemsize: int) -> RowPlan | None:
         """The plan for many rows that begin inside of packs and share two vectors; None where they are too long.
 
         A team has two rows that begin alike, so that it loads and shifts the vectors once for both.
         """
         if packs <= (_RAGGED_WITH_VECTORS if itemsize == 2 else WARP * _WARP_PACKS):
             return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True, together=2)
-        if packs <= _ALIKE_BLOCK:
-            return cls(2, 0, WARP * blocks(packs, 2 * WARP), ragged=True, together=2)
-        fewest = min(MOST_BLOCKS, blocks(packs, 4 * _ALIKE_THREADS))
-        sizes = range(fewest, MOST_BLOCKS + 1) if chip.clusters else (1,)
-        found = [(cluster, WARP * blocks(packs, cluster * 4 * WARP)) for cluster in sizes]
-        # The fewest packs that threads lack, and of these the fewest blocks, which meet soonest.
-        cluster, threads = min(found, key=lambda cut: (cut[0] * cut[1], cut[0]))
-        return cls(4, 0, threads, cluster, ragged=True, together=2) if threads <= _MOST_ALIKE else None
+        return cls(2, 0, WARP * blocks(packs, 2 * WARP), ragged=True, together=2) if packs <= _ALIKE_BLOCK else None
 
     @property
     def macros(self) -> dict[str, str | int]:

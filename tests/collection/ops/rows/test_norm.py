@@ -35,7 +35,7 @@ LENGTHS_OF = [
 ]
 
 
-# More rows than multiprocessors; and many that begin alike, which lanes, a block or a cluster take in pairs.
+# More rows than multiprocessors; and many that begin alike, which lanes or a block take in pairs, or teams in turn.
 MANY = [(150, columns) for columns in (1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256)]
 MANY += [(1000, 515), (1001, 1022), (1000, 1026), (537, 8191), (600, 9001)]
 
@@ -295,7 +295,7 @@ def test_unaligned_addresses(run, normal, op, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [65_544, 100_000, 128_256, 131_064, 131_072, 262_144])
+@pytest.mark.parametrize("columns", [8201, 16_383, 50_257, 131_071, 65_544, 100_000, 131_064, 131_072, 262_144])
 def test_rows_in_turn(run, normal, monkeypatch, dtype, columns):
     """From a single row, which a team of many takes alone, to more than the teams take in three turns."""
     monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)
@@ -306,7 +306,7 @@ def test_rows_in_turn(run, normal, monkeypatch, dtype, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [65_544, 131_072])
+@pytest.mark.parametrize("columns", [9001, 30_522, 65_544, 131_072])
 def test_special_values_in_turn(run, monkeypatch, dtype, columns):
     monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)
     x = special_rows(columns, dtype)

@@ -15,7 +15,7 @@ from harness.model import Case
 
 A100 = Chip(108, clusters=False, shared=163 * 1024)
 ROWS = (0, 1, 8, 132, 1000, 10_000, 2**20)
-COLUMNS = (*range(8, 300, 4), *(2**k + d for k in range(9, 20) for d in (-1, 0, 4, 8)), 30_528, 50_256, 128_256)
+COLUMNS = (*range(8, 300, 4), *(2**k + d for k in range(9, 20) for d in (-1, 0, 4, 8)), 30_522, 50_257, 128_256)
 
 
 class FakeKernel:
@@ -42,10 +42,20 @@ def test_many_long_rows_have_one(itemsize):
         assert InTurn.of(2**27 // columns, columns, itemsize, H200) is not None, columns
 
 
-def test_few_rows_and_short_rows_and_rows_that_are_no_packs_have_none():
+def test_few_rows_and_short_rows_have_none():
     long = 131_072
-    for rows, columns in ((0, long), (1, long), (32, long), (10_000, 65_536), (10_000, long + 1), (10_000, 2**20)):
+    for rows, columns in ((0, long), (1, long), (32, long), (10_000, 65_536), (10_000, 8201), (10_000, 2**20)):
         assert InTurn.of(rows, columns, 2, H200) is None, (rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "blocks", "packs"),
+    [(12_345, 2, 1, 4), (30_522, 2, 1, 8), (50_257, 2, 2, 8), (131_071, 2, 4, 8), (5001, 4, 1, 4), (50_257, 4, 4, 8)],
+)
+def test_rows_that_begin_inside_of_packs_have_few_large_blocks(columns, itemsize, blocks, packs):
+    plan = InTurn.of(10_000, columns, itemsize, H200)
+    assert plan is not None
+    assert (plan.ragged, plan.blocks, plan.packs) == (True, blocks, packs)
 
 
 def test_a_device_without_clusters_has_none():
@@ -59,10 +69,11 @@ def test_what_goes_in_turn_fits_other_plans_too(plans):
 
 def test_a_team_covers_its_row(plans):
     for rows, columns, itemsize, plan in plans:
-        packs = columns * itemsize // 16
-        most = 8 * plan.threads * 8
+        packs, rest = divmod(columns * itemsize, 16)
+        most = plan.packs * plan.threads * plan.blocks
         assert most >= packs, (rows, columns, plan)
-        assert plan.whole == (most == packs), (rows, columns, plan)
+        assert plan.ragged == (rest > 0), (rows, columns, plan)
+        assert plan.whole == (most * 16 == columns * itemsize), (rows, columns, plan)
 
 
 def test_teams_are_what_a_gpu_has(plans):
@@ -73,23 +84,25 @@ def test_teams_are_what_a_gpu_has(plans):
 def test_blocks_fit_into_a_multiprocessor(plans):
     for rows, columns, _, plan in plans:
         warps = plan.threads // WARP
-        sums = 8 * 8 * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
+        sums = 8 * plan.blocks * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
         arrivals = warps * plan.stages * 8
         assert plan.stages >= 3
-        assert plan.shared == plan.stages * (16 * 8 * plan.threads + 16 * warps), (rows, columns, plan)
+        others = 1 + 4 * plan.ragged  # packs of a warp: the row's first one, and single elements
+        assert plan.shared == plan.stages * 16 * warps * (WARP * plan.packs + others), (rows, columns, plan)
         assert plan.shared + sums + arrivals <= H200.shared, (rows, columns, plan)
         assert plan.threads * 128 <= 65_536, (rows, columns, plan)  # registers
 
 
-def test_the_grid_has_all_rows_and_no_team_without_one(plans):
+def test_the_grid_has_all_rows_and_few_teams(plans):
     for (rows, columns, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
         grid = plan.grid(rows, FakeKernel(resident))
-        most = max(1, min(plan.most, resident))
-        assert grid % 8 == 0, (rows, columns, plan)
-        at_once = grid // 8
-        assert at_once <= min(most, rows), (rows, columns, plan)
+        assert grid % plan.blocks == 0, (rows, columns, plan)
+        teams, alike = grid // plan.blocks, 8 if plan.ragged else 1
+        most = max(1, min(plan.most, resident) // alike) * alike
+        assert teams % alike == 0, "rows of a team begin alike"
+        assert teams <= min(most, rows + alike - 1), (rows, columns, plan)
         # Fewer teams take no more turns than all that there is room for.
-        assert -(-rows // at_once) == -(-rows // most), (rows, columns, plan)
+        assert -(-rows // teams) == -(-rows // most), (rows, columns, plan)
 
 
 @pytest.mark.parametrize(("offset", "entry"), [(0, "layer_norm_in_turn"), (1, "layer_norm_two_pass")])

@@ -211,8 +211,7 @@ __device__ __forceinline__ void keep_packed(Pack<Element>& pack) {
 // A team's work. Gamma and beta are loaded once, to registers, since a thread has the same columns of every row. Rows
 // come to shared memory ahead of the work, so that memory isn't idle while threads reduce.
 //
-// RAGGED: where a row's packs begin, in elements from its first one, depends on the remainder of its number by eight. So
-// the number of teams is a multiple of eight, and all rows of a team begin alike.
+// RAGGED: rows begin at different places of a pack. The number of teams is such that all rows of one team begin alike.
 template <typename Element>
 class InTurn {
  public:

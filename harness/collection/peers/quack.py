@@ -23,11 +23,12 @@ from harness.ops import Context, Launch, Tensor, Tensors
 
 LIBRARY = PeerLibrary("QuACK", "quack", "quack-kernels>=0.6")
 _HOPPER = LIBRARY.obstacle(clusters=True)
+_WHOLE_PACKS = LIBRARY.obstacle(clusters=True, multiple=16)
 _OF_LOGITS = LIBRARY.obstacle(row="V", clusters=True)
 _SAID = "QuACK: rows by a warp, a block or a cluster, in the CuTe DSL"
 
 
-@softmax.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+@softmax.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_WHOLE_PACKS)
 def softmax_quack(_: Context) -> Launch:
     """Its forward."""
     from quack.softmax import softmax_fwd
@@ -35,7 +36,7 @@ def softmax_quack(_: Context) -> Launch:
     return lambda t: (softmax_fwd(t.x),)
 
 
-@softmax_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_HOPPER)
+@softmax_grad.OP.variant("quack", _SAID, role="peer", returns=True, unsupported=_WHOLE_PACKS)
 def softmax_grad_quack(_: Context) -> Launch:
     """Its backward."""
     from quack.softmax import softmax_bwd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from harness.cuda import Kernel
 
 _THREADS = 512  # of a block at most: one half of the registers is for gamma and beta, the other half for the work
-_PACKS, _FEW_PACKS = 8, 4  # of a row that a thread has; few where one block is enough
+_PACKS, _FEW_PACKS = 8, 4  # of a row that a thread has; few of floats where one block is enough
 # A stage is shared memory for one row. While one row waits for its sums, the sums of a second row are made, and a third
 # one is being loaded. To load more than two rows at a time was slower on an H200.
 _FEWEST_STAGES, _MOST_STAGES = 3, 4
@@ -20,7 +21,6 @@ _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
 _FEWEST_RAGGED = {4: 1025, 2: 1537}  # the same where rows begin inside of packs
-_ALIKE = 8  # rows so many apart begin at the same place of a pack, whatever their length: as in norm_in_turn.cuh
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh
 
@@ -30,8 +30,9 @@ class InTurn:
     """What the kernel is compiled for and launched with. A team is a block, or a cluster of blocks.
 
     blocks: of a team. packs: of a thread. threads: of a block. stages: rows of which a block has its part in shared
-    memory. whole: whether no thread lacks a pack. ragged: whether rows begin inside of packs. most: teams that the
-    device holds, with one block on each multiprocessor.
+    memory. whole: whether no thread lacks a pack. apart: how many rows one that begins at the same place of a pack is
+    behind another; 1 where rows are whole packs. most: teams that the device holds, with one block on each
+    multiprocessor.
     """
 
     blocks: int
@@ -39,7 +40,7 @@ class InTurn:
     threads: int
     stages: int
     whole: bool
-    ragged: bool
+    apart: int
     most: int
 
     @classmethod
@@ -49,27 +50,30 @@ class InTurn:
         That is where rows are too short, too long or too few, or where there are no clusters.
         """
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
-        ragged = rest > 0
+        size, ragged = PACK_BYTES // itemsize, rest > 0
         if not chip.clusters or packs < (_FEWEST_RAGGED if ragged else _FEWEST_PACKS)[itemsize]:
             return None
-        size, kept = MOST_BLOCKS, _PACKS
-        if ragged:
-            kept = _FEW_PACKS if packs <= _FEW_PACKS * _THREADS else _PACKS
-            size = power_of_2_from(blocks(packs, kept * _THREADS))
-        threads = blocks(blocks(packs, size * kept), WARP) * WARP
+        kept = _FEW_PACKS if ragged and itemsize == 4 and packs <= _FEW_PACKS * _THREADS else _PACKS
+        team = power_of_2_from(blocks(packs, kept * _THREADS)) if ragged else MOST_BLOCKS
+        threads = blocks(blocks(packs, team * kept), WARP) * WARP
         warps = threads // WARP
-        stages = (chip.shared - _exchange_bytes(size * warps)) // (_stage_bytes(warps, kept, ragged) + warps * _BARRIER)
+        stages = (chip.shared - _exchange_bytes(team * warps)) // (_stage_bytes(warps, kept, ragged) + warps * _BARRIER)
         plan = cls(
-            blocks=size,
+            blocks=team,
             packs=kept,
             threads=threads,
             stages=min(stages, _MOST_STAGES),
-            whole=not ragged and packs == kept * threads * size,
-            ragged=ragged,
-            most=max(1, chip.multiprocessors // size),
+            whole=not ragged and packs == kept * threads * team,
+            apart=size // math.gcd(columns, size),
+            most=max(1, chip.multiprocessors // team),
         )
-        fits = size <= MOST_BLOCKS and threads <= _THREADS and stages >= _FEWEST_STAGES
+        fits = team <= MOST_BLOCKS and threads <= _THREADS and stages >= _FEWEST_STAGES
         return plan if fits and blocks(rows, plan.most) >= _FEWEST_TURNS else None
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows begin inside of packs."""
+        return self.apart > 1
 
     @property
     def shared(self) -> int:
@@ -92,9 +96,9 @@ class InTurn:
         """Blocks for so many rows: as few as take no more turns than all that the device holds."""
         # A cluster must lie in one group of multiprocessors, so fewer may fit than there are multiprocessors for.
         most = min(self.most, kernel.resident_clusters(self.threads, self.shared, self.blocks))
-        together = _ALIKE if self.ragged else 1
-        turns = max(1, blocks(rows, max(1, most // together) * together))
-        return blocks(blocks(rows, turns), together) * together * self.blocks
+        turns = max(1, blocks(rows, max(1, most // self.apart) * self.apart))
+        # All rows of a team begin alike, so the number of teams is a multiple of `apart`.
+        return blocks(blocks(rows, turns), self.apart) * self.apart * self.blocks
 
 
 def _stage_bytes(warps: int, packs: int, ragged: bool) -> int:

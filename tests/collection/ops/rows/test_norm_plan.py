@@ -50,7 +50,7 @@ def test_few_rows_and_short_rows_have_none():
 
 @pytest.mark.parametrize(
     ("columns", "itemsize", "blocks", "packs"),
-    [(12_345, 2, 1, 4), (30_522, 2, 1, 8), (50_257, 2, 2, 8), (131_071, 2, 4, 8), (5001, 4, 1, 4), (50_257, 4, 4, 8)],
+    [(12_345, 2, 1, 8), (30_522, 2, 1, 8), (50_257, 2, 2, 8), (131_071, 2, 4, 8), (5001, 4, 1, 4), (50_257, 4, 4, 8)],
 )
 def test_rows_that_begin_inside_of_packs_have_few_large_blocks(columns, itemsize, blocks, packs):
     plan = InTurn.of(10_000, columns, itemsize, H200)
@@ -73,6 +73,7 @@ def test_a_team_covers_its_row(plans):
         most = plan.packs * plan.threads * plan.blocks
         assert most >= packs, (rows, columns, plan)
         assert plan.ragged == (rest > 0), (rows, columns, plan)
+        assert plan.apart == next(n for n in range(1, 9) if n * columns * itemsize % 16 == 0), (rows, columns, plan)
         assert plan.whole == (most * 16 == columns * itemsize), (rows, columns, plan)
 
 
@@ -94,13 +95,13 @@ def test_blocks_fit_into_a_multiprocessor(plans):
 
 
 def test_the_grid_has_all_rows_and_few_teams(plans):
-    for (rows, columns, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
+    for (rows, columns, itemsize, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
         grid = plan.grid(rows, FakeKernel(resident))
         assert grid % plan.blocks == 0, (rows, columns, plan)
-        teams, alike = grid // plan.blocks, 8 if plan.ragged else 1
-        most = max(1, min(plan.most, resident) // alike) * alike
-        assert teams % alike == 0, "rows of a team begin alike"
-        assert teams <= min(most, rows + alike - 1), (rows, columns, plan)
+        teams = grid // plan.blocks
+        most = max(1, min(plan.most, resident) // plan.apart) * plan.apart
+        assert teams * columns * itemsize % 16 == 0, "rows of a team begin alike"
+        assert teams <= min(most, rows + plan.apart - 1), (rows, columns, plan)
         # Fewer teams take no more turns than all that there is room for.
         assert -(-rows // teams) == -(-rows // most), (rows, columns, plan)
 

@@ -32,7 +32,7 @@ FOR_ROWS = "row_"
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it. make_gains.py takes a case from
 them also if no other run has as many of its steps."""
-BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "scaling_copies")
+BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "llm_kernels_peers", "models_peers", "scaling_copies")
 """Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}

@@ -22,9 +22,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
+from peer_tables import peers
 from screens import SCREENS
 from step_tables import inference, steps, swin_text, train_host, training
-from tables import bold_best, origin, table
+from tables import SAME, bold_best, origin, table
 
 from harness.units import percent, ratio
 
@@ -39,8 +40,6 @@ LARGE = 100e6
 """Bytes of work from which on a time says more about the kernel than about its launch."""
 WASTEFUL = {"strided_copy"}
 """Ops whose ceiling no kernel can reach: the bytes between their elements are moved, too."""
-SAME = 0.01
-"""Times this close to each other are called the same."""
 
 
 # ---- Tables.
@@ -319,6 +318,7 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
             rows,
             worst,
             slower,
+            peers,
         ),
     )
 }

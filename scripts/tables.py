@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from committed import Group
 
+SAME = 0.01
+"""Times this close to each other are called the same."""
+
 
 def table(head: Sequence[str], rows: Iterator[Sequence[str]], left: int = 1) -> list[str]:
     """The lines of a table in Markdown. left: how many columns are aligned to the left."""

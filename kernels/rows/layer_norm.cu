@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 #ifdef STAGES
 #include "norm_in_turn.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     layer_norm_in_turn(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                        T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
                        unsigned columns) {

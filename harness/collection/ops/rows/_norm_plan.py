@@ -6,21 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
+from harness.collection.ops.chip import MOST_BLOCKS, RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel
 
 _THREADS = 512  # of a block at most: one half of the registers is for gamma and beta, the other half for the work
-_PACKS, _FEW_PACKS = 8, 4  # of a row that a thread has; few of floats where one block is enough
+_PACKS = 8  # of a row that a thread has at most
 # A stage is shared memory for one row. While one row waits for its sums, the sums of a second row are made, and a third
 # one is being loaded. To load more than two rows at a time was slower on an H200.
 _FEWEST_STAGES, _MOST_STAGES = 3, 4
 _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
-_FEWEST_RAGGED = {4: 1025, 2: 1537}  # the same where rows begin inside of packs
+_FEWEST_RAGGED = {4: 1025, 2: 257}  # the same where rows begin inside of packs
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh
 
@@ -29,15 +29,16 @@ _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Excha
 class InTurn:
     """What the kernel is compiled for and launched with. A team is a block, or a cluster of blocks.
 
-    blocks: of a team. packs: of a thread. threads: of a block. stages: rows of which a block has its part in shared
-    memory. whole: whether no thread lacks a pack. apart: how many rows one that begins at the same place of a pack is
-    behind another; 1 where rows are whole packs. most: teams that the device holds, with one block on each
-    multiprocessor.
+    blocks: of a team. packs: of a thread. threads: of a block. resident: blocks of a multiprocessor. stages: rows of
+    which a block has its part in shared memory. whole: whether no thread lacks a pack. apart: how many rows one that
+    begins at the same place of a pack is behind another; 1 where rows are whole packs. most: teams that the device
+    holds.
     """
 
     blocks: int
     packs: int
     threads: int
+    resident: int
     stages: int
     whole: bool
     apart: int
@@ -53,19 +54,22 @@ class InTurn:
         size, ragged = PACK_BYTES // itemsize, rest > 0
         if not chip.clusters or packs < (_FEWEST_RAGGED if ragged else _FEWEST_PACKS)[itemsize]:
             return None
-        kept = _FEW_PACKS if ragged and itemsize == 4 and packs <= _FEW_PACKS * _THREADS else _PACKS
-        team = power_of_2_from(blocks(packs, kept * _THREADS)) if ragged else MOST_BLOCKS
-        threads = blocks(blocks(packs, team * kept), WARP) * WARP
-        warps = threads // WARP
-        stages = (chip.shared - _exchange_bytes(team * warps)) // (_stage_bytes(warps, kept, ragged) + warps * _BARRIER)
+        team = power_of_2_from(blocks(packs, _PACKS * _THREADS)) if ragged else MOST_BLOCKS
+        threads = blocks(blocks(packs, team * _PACKS), WARP) * WARP
+        kept = blocks(packs, team * threads) if ragged else _PACKS
+        # While one team of a multiprocessor waits for its sums, other teams go on.
+        resident = max(1, _THREADS // threads) if ragged else 1
+        warps, room = threads // WARP, (chip.shared + RESERVED) // resident - RESERVED
+        stages = (room - _exchange_bytes(team * warps)) // (_stage_bytes(warps, kept, ragged) + warps * _BARRIER)
         plan = cls(
             blocks=team,
             packs=kept,
             threads=threads,
+            resident=resident,
             stages=min(stages, _MOST_STAGES),
             whole=not ragged and packs == kept * threads * team,
             apart=size // math.gcd(columns, size),
-            most=max(1, chip.multiprocessors // team),
+            most=max(1, chip.multiprocessors * resident // team),
         )
         fits = team <= MOST_BLOCKS and threads <= _THREADS and stages >= _FEWEST_STAGES
         return plan if fits and blocks(rows, plan.most) >= _FEWEST_TURNS else None
@@ -86,6 +90,7 @@ class InTurn:
         return {
             "PACKS": self.packs,
             "THREADS": self.threads,
+            "RESIDENT_BLOCKS": self.resident,
             "BLOCKS": self.blocks,
             "STAGES": self.stages,
             "WHOLE": int(self.whole),

@@ -295,7 +295,7 @@ def test_unaligned_addresses(run, normal, op, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [8201, 16_383, 50_257, 131_071, 65_544, 100_000, 131_064, 131_072, 262_144])
+@pytest.mark.parametrize("columns", [2065, 5001, 8201, 50_257, 131_071, 65_544, 100_000, 131_064, 131_072, 262_144])
 def test_rows_in_turn(run, normal, monkeypatch, dtype, columns):
     """From a single row, which a team of many takes alone, to more than the teams take in three turns."""
     monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)

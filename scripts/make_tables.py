@@ -332,6 +332,8 @@ def written(text: str, runs: Runs) -> str:
 
     def content(mark: re.Match[str]) -> str:
         kind, about = mark[1], mark[2].split()
+        if "<!--" in mark[3]:  # else all up to another mark's end would be written over
+            raise SystemExit(f"the mark '{kind} {mark[2]}' has no end")
         if kind == "table" and about[0] in TABLES:
             lines = TABLES[about[0]](runs)
         elif kind in SCREENS:

@@ -100,6 +100,11 @@ def test_a_mark_that_means_nothing_is_refused(mark: str, runs: Any) -> None:
         SCRIPT.written(f"<!-- {mark} --><!-- end -->", runs)
 
 
+def test_a_mark_without_an_end_is_refused_since_what_follows_would_be_lost() -> None:
+    with pytest.raises(SystemExit, match="'table prelu' has no end"):
+        SCRIPT.written("<!-- table prelu -->\n\n## Next\n\n<!-- table ops -->\n<!-- end -->", None)
+
+
 def test_a_screen_has_the_command_and_the_cases_that_it_names() -> None:
     mark = "screen counters harness run prelu --only 'prelu/tuned/float32/N96-*' --only 'copy/stream/*'"
     text = SCRIPT.written(f"<!-- {mark} --><!-- end -->", None)

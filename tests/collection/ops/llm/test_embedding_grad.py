@@ -56,7 +56,7 @@ def test_windows_are_longer_where_tokens_are_many():
     ("tokens", "vocabulary", "row", "rows"),
     [
         (0, 0, 0, 0),
-        (8192, 128_256, 8192, 7680),  # 12 MB, and 6 kB for each token
+        (8192, 128_256, 8192, 15_360),  # 24 MB, and 12 kB for each token
         (65_536, 32_000, 8192, 32_000),
         (1, 5, 2**30, 0),
     ],

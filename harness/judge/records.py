@@ -14,6 +14,8 @@ CANDIDATE = "candidate"
 SHEET = "sheet.json"
 STRIDES = "strides"
 """The code of the warning that outputs lie in memory in another order than the reference's."""
+IN_PARTS = "in-parts"
+"""The code of the warning that torch.compile compiled a part of the reference, or several parts apart."""
 Verdict = Literal["right", "wrong", "implausible", "crashed", "timeout", "out_of_memory", "unsupported"]
 
 

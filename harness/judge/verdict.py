@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness import explain, metrics, units
 from harness.errors import Exit, brief
-from harness.judge.records import CANDIDATE, STRIDES, Asked, Calls, Checked, Judgement, Sheet, Timed, Verdict
-from harness.model import FAILED, Measurement, Result, Run
+from harness.judge.records import CANDIDATE, IN_PARTS, STRIDES, Asked, Calls, Checked, Judgement, Sheet, Timed, Verdict
+from harness.model import FAILED, Measurement, Result, Run, Warning
 from harness.model.measurement import by_group
 
 UNCOUNTED = "Torch's own time is above the ceiling, too, so the bytes of inputs aren't what has to be read: no ceiling."
@@ -169,7 +169,9 @@ def _timed(run: Run, group: Sequence[Result]) -> Timed:
         high=bounds[1] if bounds else None,
         of_ceiling=metrics.METRICS["of_ceiling"].value(subject),
         reason=_reason(run, own.case.id),
-        warnings=tuple("; ".join(filter(None, (f"{w.code}: {w.message}", w.advice))) for w in own.warnings),
+        warnings=tuple(
+            dict.fromkeys("; ".join(filter(None, (f"{w.code}: {w.message}", w.advice))) for w in _warnings(own, others))
+        ),
     )
     if not baselines:
         return found
@@ -184,6 +186,11 @@ def _timed(run: Run, group: Sequence[Result]) -> Timed:
         speedup_low=ends[0],
         speedup_high=ends[1],
     )
+
+
+def _warnings(own: Result, others: Sequence[Result]) -> list[Warning]:
+    """The candidate's, and of torch's what makes the comparison unfair."""
+    return [*own.warnings, *(warning for one in others for warning in one.warnings if warning.code == IN_PARTS)]
 
 
 def _reason(run: Run, case: str) -> str:

@@ -136,7 +136,7 @@ def judged(
     for name in ("harness.judge.procedure", "harness.runner"):
         monkeypatch.setattr(f"{name}.Workers", Here)
     monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr("harness.judge.forms._op._compiled", lambda function, _mode: function)
+    monkeypatch.setattr("harness.judge.forms._op._compiled", lambda function, *_: function)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr("harness.measure._RECHECK_SHARE", 1.0)

@@ -201,6 +201,27 @@ def test_a_reference_that_torch_compile_leaves_out_has_no_compiled_baseline(comp
                 launch(t)
 
 
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_reference_that_torch_compile_compiles_in_parts_is_told_of(breaks, monkeypatch):
+    """Once, with torch's reason: a reference as a whole may be faster."""
+
+    def call(_, values):
+        y = values[0] * 2
+        if breaks:
+            torch._dynamo.graph_break()
+        return y + values[0]
+
+    monkeypatch.setattr(Scaled, "call", call)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    op = made()
+    ctx = context(op)
+    launch, t = op.variants["compile"].prepare(ctx), buffers(op, ctx)
+    for _ in range(3):
+        assert torch.equal(launch(t)[0], t.x0 * 3)
+    found = [(note.code, note.message.partition(": ")[0]) for note in ctx.notes]
+    assert found == [("in-parts", "torch.compile compiles the reference in parts, since")] * breaks
+
+
 def test_a_reference_that_is_compiled_anew_at_each_call_has_no_compiled_baseline(monkeypatch):
     """After eight times torch would go on with the plain reference. A candidate is left to torch's own ways."""
 

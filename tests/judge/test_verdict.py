@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge import Asked, Calls, page
-from harness.judge.records import STRIDES, Checked, Sheet
+from harness.judge.records import IN_PARTS, STRIDES, Checked, Sheet
 from harness.judge.verdict import Ruling, ceiling_is_wrong, declines
 from harness.model import Case, Header, Limits, Measurement, Run, StreamPoint, Warning, Work
 from harness.runner import judged
@@ -53,6 +53,15 @@ def test_several_cases_have_a_geometric_mean(header) -> None:
     assert found.line == (
         "right, 4.00x [4.00, 4.00] torch at its best over 2 cases (geometric mean), no ceiling is known"
     )
+
+
+def test_a_reference_that_torch_compiles_in_parts_is_told_of_once(header) -> None:
+    """Other warnings of torch's times say nothing of the candidate."""
+    found = (Warning(IN_PARTS, "in two"), Warning("noisy", "wide"))
+    baselines = [replace(timed(name, 8, 2.0), warnings=found) for name in ("compile", "compile_autotune")]
+    candidate = replace(timed("candidate", 8, 1.0), warnings=(Warning("few-sets", "three"),))
+    [one] = RULING.of_run(Run(header, (*baselines, candidate)), [], None).timed
+    assert one.warnings == ("few-sets: three", "in-parts: in two")
 
 
 def test_bounds_are_the_ends_of_both_intervals(header) -> None:

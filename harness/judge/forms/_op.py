@@ -15,7 +15,7 @@ from harness import check, intact
 from harness.errors import UsageError
 from harness.judge import data, isolated, loading
 from harness.judge.forms._reference import NAME, Function, Loads, Makes, Reference, compared, copied, exactly
-from harness.judge.records import CANDIDATE, STRIDES, Sheet, Sized, TensorForm
+from harness.judge.records import CANDIDATE, IN_PARTS, STRIDES, Sheet, Sized, TensorForm
 from harness.model import Warning, Work
 from harness.ops import ANY_DEVICE, ITEMSIZE, MODES, Choice, Context, Expected, Launch, Op, Symbols, Tensor
 
@@ -166,12 +166,15 @@ def _baseline(loaded: _Loaded, mode: str, ctx: Context) -> Launch:
     call: Function = loaded.reference.call
     if mode:
         torch.compiler.reset()
-        call = _compiled(call, mode)
+        call = _compiled(call, mode, ctx.notes)
     return _launch(call, loaded.filler(ctx))
 
 
-def _compiled(function: Function, mode: str) -> Function:
-    """The function by torch.compile. UsageError where torch would run the plain function in its place."""
+def _compiled(function: Function, mode: str, notes: list[Warning]) -> Function:
+    """The function by torch.compile, with a note where torch compiles it in parts.
+
+    Raises UsageError where torch would run the plain function in its place.
+    """
     import torch
     from torch._dynamo.exc import FailOnRecompileLimitHit
     from torch._dynamo.utils import counters
@@ -192,10 +195,22 @@ def _compiled(function: Function, mode: str) -> Function:
                 raise UsageError(
                     "torch.compile compiles nothing of the reference, such as a function under torch.compiler.disable"
                 )
+            if reasons := list(counters["graph_break"]):
+                notes.append(_in_parts(reasons[0]))
             checked = True
         return made
 
     return call
+
+
+def _in_parts(reason: str) -> Warning:
+    """What to know of a reference that torch.compile can't compile as a whole. reason: in torch's words."""
+    first = reason.strip().splitlines()[0]
+    return Warning(
+        IN_PARTS,
+        f"torch.compile compiles the reference in parts, since: {first}",
+        "write the reference so that torch.compile takes all of it; TORCH_LOGS=graph_breaks tells where it breaks",
+    )
 
 
 def _fail_if_given_up(fail: bool) -> None:

@@ -16,11 +16,12 @@
 //
 // Nearly all rows of a large vocabulary have no token. Streams of writes are fast from blocks that write a few neighbouring
 // packs and end. Blocks that took rows in turn, and waited to know of each whether it has tokens, kept the memory busy for
-// three quarters of the time: the figure of `tuned` below is of these older kernels. So zeros and sums are apart:
-// one launch writes zeros, and sums windows beside them; the next launch has AT_ONCE grouped tokens a block, whose rows of
-// dy are all under way before any is added, and writes the row of each id that begins among them. Grouping leaves memory
-// idle. So its launch has spare blocks, which write zeros to the last rows of dweight, whether or not they have tokens:
-// most vocabularies begin with the frequent ids.
+// three quarters of the time: the figure of `tuned` below is of these older kernels. So zeros and sums have blocks apart. A
+// block that sums has AT_ONCE grouped tokens, whose rows of dy are all under way before any is added, and writes the row of
+// each id that begins among them. Blocks that wait for loads leave memory idle, and so does the last wave of a launch. So
+// each of the three launches (grouping, windows, sums) has blocks that write zeros behind its own. Beside grouping it isn't
+// known yet which rows have tokens. So zeros go to the last rows of dweight, whether or not they have tokens: most
+// vocabularies begin with the frequent ids.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PADDING (the id without a gradient, -1 for none), SINGLES (0 or 1: rows
 // are read in single elements, not in packs of 16 bytes), WINDOW (tokens of one id that a block sums before), ROW_THREADS
@@ -306,13 +307,38 @@ __device__ __forceinline__ void add_windows(const float* __restrict__ partial, u
   }
 }
 
+// Zeros to ZEROS chunks a thread, in rows without tokens. block: as for write_zeros().
+struct Late {
+  const Range* ranges;
+  T* dweight;
+  long long first, last;          // chunks: from one to the one before the other
+  unsigned long long multiplier;  // they divide by the chunks of a row
+  unsigned shift;
+
+  __device__ __forceinline__ void write(unsigned block) const {
+    const long long own = first + static_cast<long long>(block) * ZEROS * blockDim.x + threadIdx.x;
+    Range found[ZEROS];
+#pragma unroll
+    for (unsigned j = 0; j < ZEROS; ++j) {
+      const long long chunk = own + j * blockDim.x;
+      found[j] = {0, 1};
+      if (chunk < last) found[j] = ranges[fast_divide<unsigned long long>(chunk, multiplier, shift)];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < ZEROS; ++j) {
+      if (found[j].begin == found[j].end) store_chunk(dweight + (own + j * blockDim.x) * Chunk::SIZE, Chunk{});
+    }
+  }
+};
+
 // First the blocks that sum windows which have one id alone, into partial: (windows, columns); each has a window and
-// ROW_THREADS chunks of columns, of which a row has `parts` times as many. Then the blocks that write zeros to the rows
-// without tokens among the first chunks. multiplier, shift: they divide by the chunks of a row.
+// ROW_THREADS chunks of columns, of which a row has `parts` times as many. Then the blocks that write zeros to chunks from
+// `first` to the one before `last`.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ZERO_BLOCKS)
-    embedding_grad_zeros(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
-                         float* __restrict__ partial, T* __restrict__ dweight, unsigned columns, unsigned windows,
-                         unsigned parts, long long chunks, unsigned long long multiplier, unsigned shift) {
+    embedding_grad_windows(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
+                           float* __restrict__ partial, T* __restrict__ dweight, unsigned columns, unsigned windows,
+                           unsigned parts, long long first, long long last, unsigned long long multiplier,
+                           unsigned shift) {
   if (blockIdx.x < windows * parts) {
     const unsigned window = blockIdx.x / parts, from = window * WINDOW, to = from + WINDOW, id = order[from].id;
     const unsigned column = (blockIdx.x % parts * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
@@ -322,27 +348,23 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ZERO_BLOCKS)
     store_floats(partial + static_cast<long long>(window) * columns + column, sums);
     return;
   }
-  const long long first = static_cast<long long>(blockIdx.x - windows * parts) * (ZEROS * ROW_THREADS) + threadIdx.x;
-  Range found[ZEROS];
-#pragma unroll
-  for (unsigned j = 0; j < ZEROS; ++j) {
-    const long long chunk = first + j * ROW_THREADS;
-    found[j] = {0, 1};
-    if (chunk < chunks) found[j] = ranges[fast_divide<unsigned long long>(chunk, multiplier, shift)];
-  }
-#pragma unroll
-  for (unsigned j = 0; j < ZEROS; ++j) {
-    if (found[j].begin == found[j].end) store_chunk(dweight + (first + j * ROW_THREADS) * Chunk::SIZE, Chunk{});
-  }
+  Late{ranges, dweight, first, last, multiplier, shift}.write(blockIdx.x - windows * parts);
 }
 
-// The rows of ids that have tokens. A block has AT_ONCE places and blockDim.x chunks of columns. It writes the rows of the ids
-// that begin among its places, and reads on where the last of these ids goes on.
+// The rows of ids that have tokens. Each of the first `groups` * `parts` blocks has AT_ONCE places and blockDim.x chunks of
+// columns. It writes the rows of the ids that begin among its places, and reads on where the last of these ids goes on. The
+// blocks behind them write zeros, as above.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_sums(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
-                        const float* __restrict__ partial, T* __restrict__ dweight, unsigned tokens, unsigned columns) {
-  const unsigned first = blockIdx.x * AT_ONCE, behind = first + AT_ONCE;
-  const unsigned column = (blockIdx.y * blockDim.x + threadIdx.x) * Chunk::SIZE;
+                        const float* __restrict__ partial, T* __restrict__ dweight, unsigned tokens, unsigned columns,
+                        unsigned groups, unsigned parts, long long first_chunk, long long last_chunk,
+                        unsigned long long multiplier, unsigned shift) {
+  if (blockIdx.x >= groups * parts) {
+    Late{ranges, dweight, first_chunk, last_chunk, multiplier, shift}.write(blockIdx.x - groups * parts);
+    return;
+  }
+  const unsigned first = blockIdx.x % groups * AT_ONCE, behind = first + AT_ONCE;
+  const unsigned column = (blockIdx.x / groups * blockDim.x + threadIdx.x) * Chunk::SIZE;
   if (column >= columns) return;
   const unsigned before = first ? order[first - 1].id : NONE;
   Place places[AT_ONCE];

@@ -202,7 +202,7 @@ def early_rows(tokens: int, vocabulary: int, row: int) -> int:
 def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
     """The launches that read and write rows in chunks of so many elements. memory: places, ranges, sums of windows."""
     order, ranges, partial = memory
-    group, zeros, sums = (_kernel(ctx, entry, SINGLES=int(size == 1)) for entry in ("group", "zeros", "sums"))
+    group, windows, sums = (_kernel(ctx, entry, SINGLES=int(size == 1)) for entry in ("group", "windows", "sums"))
     tokens, vocabulary, columns = (ctypes.c_uint32(count) for count in (ctx.s.T, ctx.s.V, ctx.s.H))
     groups, bins = groups_of(ctx.s.V)
     chunks = ctx.s.H // size  # of a row
@@ -212,18 +212,24 @@ def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
     of_early = ctypes.c_int64(late), ctypes.c_int64(every)
     grouping = groups + blocks(every - late, _GROUP_BLOCK * _ZEROS)
 
+    # Of the zeros that are left, as many as dy has chunks are written beside sums, or half of them, and before them the
+    # others beside windows.
+    second, divisor = late - min(late // 2, ctx.s.T * chunks), cuda.fast_divisor(max(1, chunks), 64)
     parts = blocks(chunks, _ROW_THREADS)
     of_windows = columns, ctypes.c_uint32(len(partial)), ctypes.c_uint32(parts)
-    of_late = ctypes.c_int64(late), *cuda.fast_divisor(max(1, chunks), 64)
-    zeroing = len(partial) * parts + blocks(late, _ROW_THREADS * _ZEROS)
+    of_first = ctypes.c_int64(0), ctypes.c_int64(second), *divisor
+    windowing = len(partial) * parts + blocks(second, _ROW_THREADS * _ZEROS)
 
     threads = min(_ROW_THREADS, WARP * blocks(chunks, WARP))
-    summing = blocks(ctx.s.T, _AT_ONCE), blocks(chunks, threads) if threads else 0
+    places, parts = blocks(ctx.s.T, _AT_ONCE), blocks(chunks, threads) if threads else 0
+    of_sums = tokens, columns, ctypes.c_uint32(places), ctypes.c_uint32(parts)
+    of_second = ctypes.c_int64(second), ctypes.c_int64(late), *divisor
+    summing = places * parts + (blocks(late - second, threads * _ZEROS) if threads else 0)
 
     def launch(t: Tensors) -> None:
         grouped = t.ids, order, ranges, t.dweight, tokens, vocabulary
         group(grouping, _GROUP_BLOCK, *grouped, *of_ids, *of_early, shared=4 * bins)
-        zeros(zeroing, _ROW_THREADS, t.dy, order, ranges, partial, t.dweight, *of_windows, *of_late)
-        sums(summing, threads, t.dy, order, ranges, partial, t.dweight, tokens, columns)
+        windows(windowing, _ROW_THREADS, t.dy, order, ranges, partial, t.dweight, *of_windows, *of_first)
+        sums(summing, threads, t.dy, order, ranges, partial, t.dweight, *of_sums, *of_second)
 
     return launch

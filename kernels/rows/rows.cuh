@@ -126,8 +126,9 @@ template <typename Element, unsigned Count, typename Team>
 constexpr bool IS_WHOLE<PackedRow<Element, Count, false, Team, true>> = true;
 
 // Single elements, from memory or from a tile in shared memory. `begin`: where the row begins, in elements from the
-// pointer to the matrix or to the tile that load() and store() are given.
-template <typename Element, unsigned Count, typename TeamOfRow>
+// pointer to the matrix or to the tile that load() and store() are given. `Least`: with one chunk fewer a team wouldn't
+// cover a row, so a thread has all chunks of a row but the last one.
+template <typename Element, unsigned Count, typename TeamOfRow, bool Least = false>
 struct ElementRow {
   using Team = TeamOfRow;
   static constexpr unsigned CHUNKS = Count, CHUNK = 1;
@@ -141,7 +142,9 @@ struct ElementRow {
   long long rows, row, begin;
 
   __device__ __forceinline__ unsigned column_of(unsigned j) const { return team.template part<Count>(j); }
-  __device__ __forceinline__ bool has(unsigned j, unsigned) const { return row < rows && column_of(j) < columns; }
+  __device__ __forceinline__ bool has(unsigned j, unsigned) const {
+    return row < rows && ((Least && j + 1 < Count) || column_of(j) < columns);
+  }
   __device__ __forceinline__ void load(const Element* x, Chunk (&chunks)[Count], float missing) const {
 #pragma unroll
     for (unsigned j = 0; j < Count; ++j) chunks[j].at[0] = has(j, 0) ? x[begin + column_of(j)] : Element(missing);
@@ -268,7 +271,7 @@ using Team = ClusterTeam<THREADS>;
 using Team = BlockTeam<THREADS>;
 #endif
 #if TILE
-using Row = ElementRow<SCALAR, COUNT, Team>;
+using Row = ElementRow<SCALAR, COUNT, Team, true>;
 #else
 using Row = PackedRow<SCALAR, COUNT, RAGGED, Team>;
 #endif

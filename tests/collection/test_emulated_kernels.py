@@ -52,6 +52,10 @@ CASES = [
     rare("rms_norm", "float16", {"M": 21, "N": 448}, "tuned", {}),
     rare("layer_norm", "bfloat16", {"M": 9, "N": 11_008}, "tuned", {}),
     # Two rows at once that begin alike: by lanes, by a block and by a cluster; with rows that have no other one.
+    rare("layer_norm", "float16", {"M": 45, "N": 197}, "tuned", {}),
+    rare("layer_norm", "bfloat16", {"M": 300, "N": 3}, "tuned", {"x": 1}),
+    rare("rms_norm", "float32", {"M": 45, "N": 253}, "tuned", {}),
+    rare("softmax_grad", "float16", {"M": 45, "N": 77}, "tuned", {}),
     rare("layer_norm", "bfloat16", {"M": 37, "N": 515}, "tuned", {}),
     rare("layer_norm", "float16", {"M": 45, "N": 1022}, "tuned", {}),
     rare("layer_norm", "float32", {"M": 29, "N": 1026}, "tuned", {}),

@@ -198,6 +198,8 @@ def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
     for rows, columns, size, plan in plans:
         elements = plan.tile_rows * columns
         assert elements % size == 0, (rows, columns, plan)
+        # The kernel takes it that all threads have all their elements but the last one.
+        assert not elements or (plan.count - 1) * plan.lanes < columns <= plan.count * plan.lanes, (rows, columns, plan)
         assert MATRICES * elements * 16 // size <= SHARED_MEMORY, (rows, columns, plan)
 
 

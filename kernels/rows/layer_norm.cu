@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 }
 #endif
 
-// 5. Step 4 reads gamma and beta from the L2 for each long row, twice the bytes of the row itself. So here clusters of
-//    blocks keep gamma and beta in registers, and take many rows in turn; the next rows are on their way to shared
-//    memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
+// 5. Step 4 reads gamma and beta from the L2 for each long row, twice the bytes of the row itself. So here a block, or a
+//    cluster of blocks, keeps gamma and beta in registers, and takes many rows in turn; the next rows are on their way to
+//    shared memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
 //    short-lived blocks keep the memory busier than a few long-lived ones. Rows that begin inside of packs need gamma and
 //    beta shifted, which costs step 4 more than the row itself. Here a team shifts them once, since all its rows begin
 //    alike, so these rows come in turn from fewer packs on.

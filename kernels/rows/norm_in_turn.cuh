@@ -1,4 +1,4 @@
-// LayerNorm of long rows. A team is a block or a cluster of blocks. It stays on the chip and takes rows in turn. InTurn
+// LayerNorm of long rows, and of shorter ones that begin inside of packs. A team is a block or a cluster of blocks. It stays on the chip and takes rows in turn. InTurn
 // of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight),
 // THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
 // memory), RESIDENT_BLOCKS (that a multiprocessor is to hold), and 0 or 1: WHOLE (no thread lacks a pack), RAGGED (rows
@@ -92,7 +92,8 @@ class Exchange {
 };
 
 // The elements of a team's rows before their first whole pack, which is at element `head`, and behind their last one. Each
-// of the team's first threads has one, with RAGGED. column: of the thread's single element, from the first whole pack on.
+// of the team's first threads has one, with RAGGED. column: of the thread's single element, counted from the first whole
+// pack, so negative before it.
 struct Single {
   bool exists;
   int column;
@@ -169,7 +170,7 @@ class WarpStages {
   const Single single;
 
  private:
-  // Packs: of the part, the first whole pack of the row, and a word for each single element.
+  // Packs: of the part, the first whole pack of the row, and a word for each single element, of which a row has 13 at most.
   static constexpr unsigned FIRST = PACKS * WARP, SIZE = FIRST + 1 + 4 * RAGGED;
   __device__ __forceinline__ unsigned* word(unsigned stage) const {
     return reinterpret_cast<unsigned*>(stages + begin(stage) + FIRST + 1) + threadIdx.x % WARP;
@@ -296,6 +297,7 @@ class InTurn {
     return reinterpret_cast<const Pack<Element>&>(raw);
   }
 
+  // Sums are about the first element of the row's first whole pack.
   __device__ __forceinline__ Work begin() {
     stages.wait(stage, phase);
     Work work{stage, 0, {kind, stages.first(stage)}};

@@ -267,7 +267,7 @@ class EmulatedKernel:
         assert not wrong, f"{self.entry}: {_WRONG[wrong]}"
 
     def resident_clusters(self, *_: object) -> int:
-        return 2
+        return 1000
 
 
 def _value(argument: Any) -> Any:

@@ -186,12 +186,15 @@ def planned(ctx: Context, tensors: Arguments, vectors: int) -> Launch:
     """
     if ctx.s.N == 1:
         return _of_one(ctx, tensors)
-    plan = ctx.plan()
+    plan, sizes = ctx.plan(), (ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype])
     if plan and plan.get("in_turn"):
-        turn = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
+        turn = InTurn.of(*sizes, Chip.current())
         assert turn is not None  # else the plan isn't legal
-        return in_turn(ctx, turn, tensors)
-    made = row_plan(plan, ctx.s.N, ITEMSIZE[ctx.case.dtype]) if plan else None
+        if launch := in_turn(ctx, turn, tensors):
+            return launch
+        made = _rows.RowPlan.with_vectors(*sizes, Chip.current(), vectors, norm=True)
+    else:
+        made = row_plan(plan, *sizes[1:]) if plan else None
     return _rows.planned(ctx, made, two_pass(ctx, tensors), tensors, vectors=vectors)
 
 
@@ -207,12 +210,17 @@ def _of_one(ctx: Context, tensors: Arguments) -> Launch:
     return launch
 
 
-def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:
-    """Teams that take rows in turn as the plan has it; `two_pass` where packs aren't aligned."""
+def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch | None:
+    """Teams that take rows in turn as the plan has it; `two_pass` where packs aren't aligned.
+
+    None where too few of the teams that this device holds would have work.
+    """
     kernel = ctx.kernel(*_entry(ctx, "in_turn"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
     fallback = two_pass(ctx, tensors)
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
     grid = plan.grid(ctx.s.M, kernel)
+    if not grid:
+        return None
 
     def launch(t: Tensors) -> None:
         arguments = tensors(t)

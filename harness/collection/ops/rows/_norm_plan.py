@@ -21,6 +21,7 @@ _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
 _FEWEST_RAGGED = {4: 1025, 2: 257}  # the same where rows begin inside of packs
+_FEWEST_BUSY = 0.75  # of the teams that the device holds, at least: see InTurn.grid
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh
 
@@ -30,9 +31,8 @@ class InTurn:
     """What the kernel is compiled for and launched with. A team is a block, or a cluster of blocks.
 
     blocks: of a team. packs: of a thread. threads: of a block. resident: blocks of a multiprocessor. stages: rows of
-    which a block has its part in shared memory. whole: whether no thread lacks a pack. apart: how many rows one that
-    begins at the same place of a pack is behind another; 1 where rows are whole packs. most: teams that the device
-    holds.
+    which a block has its part in shared memory. whole: whether no thread lacks a pack. apart: rows so many apart begin
+    at the same place of a pack, so 1 where they are whole packs. most: teams that the device holds.
     """
 
     blocks: int
@@ -48,7 +48,8 @@ class InTurn:
     def of(cls, rows: int, columns: int, itemsize: int, chip: Chip) -> Self | None:
         """The plan for a matrix; None where another kernel has to do it.
 
-        That is where rows are too short, too long or too few, or where there are no clusters.
+        That is where rows are too short, too long or too few, where shared memory holds too few stages, or where there
+        are no clusters.
         """
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
         size, ragged = PACK_BYTES // itemsize, rest > 0
@@ -98,11 +99,17 @@ class InTurn:
         }
 
     def grid(self, rows: int, kernel: Kernel) -> int:
-        """Blocks for so many rows: as few as take no more turns than all that the device holds."""
+        """Blocks for so many rows: as few as take no more turns than all that the device holds.
+
+        0 where another kernel has to do it, since teams whose rows begin alike would leave too many of these idle.
+        """
         # A cluster must lie in one group of multiprocessors, so fewer may fit than there are multiprocessors for.
-        most = min(self.most, kernel.resident_clusters(self.threads, self.shared, self.blocks))
-        turns = max(1, blocks(rows, max(1, most // self.apart) * self.apart))
+        most = max(1, min(self.most, kernel.resident_clusters(self.threads, self.shared, self.blocks)))
         # All rows of a team begin alike, so the number of teams is a multiple of `apart`.
+        alike = most // self.apart * self.apart
+        if alike < _FEWEST_BUSY * most:
+            return 0
+        turns = max(1, blocks(rows, alike))
         return blocks(blocks(rows, turns), self.apart) * self.apart * self.blocks
 
 

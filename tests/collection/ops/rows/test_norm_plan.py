@@ -110,11 +110,23 @@ def test_the_grid_has_all_rows_and_few_teams(plans):
         grid = plan.grid(rows, FakeKernel(resident))
         assert grid % plan.blocks == 0, (rows, columns, plan)
         teams = grid // plan.blocks
-        most = max(1, min(plan.most, resident) // plan.apart) * plan.apart
+        most = max(1, min(plan.most, resident))
+        alike = most // plan.apart * plan.apart
+        assert (grid == 0) == (alike < 0.75 * most), "else too few of the teams that there is room for"
+        if not grid:
+            continue
+        most = alike
         assert teams * columns * itemsize % 16 == 0, "rows of a team begin alike"
         assert teams <= min(most, rows + plan.apart - 1), (rows, columns, plan)
         # Fewer teams take no more turns than all that there is room for.
         assert -(-rows // teams) == -(-rows // most), (rows, columns, plan)
+
+
+def test_the_compiler_leaves_registers_for_all_blocks_of_a_multiprocessor(ptx):
+    plan = InTurn.of(10_000, 5001, 2, H200)
+    assert plan
+    made = ptx("layer_norm.cu", "layer_norm_in_turn", {"SCALAR": "__half", **plan.macros})
+    assert f".minnctapersm {plan.resident}" in made
 
 
 @pytest.mark.parametrize(("offset", "entry"), [(0, "layer_norm_in_turn"), (1, "layer_norm_two_pass")])
@@ -133,5 +145,6 @@ def test_packs_that_are_not_aligned_go_another_way(offset, entry):
     case = Case("layer_norm", "tuned", "float16", (("M", 100), ("N", 131_072)))
     ctx = SimpleNamespace(case=case, s=SimpleNamespace(M=100, N=131_072), kernel=Recorder)
     launch = norm.in_turn(ctx, InTurn.of(100, 131_072, 2, H200), lambda t: (t.x,))
+    assert launch
     launch(SimpleNamespace(x=torch.empty(16, dtype=torch.float16)[offset:]))
     assert ran == [entry]

@@ -129,22 +129,42 @@ def test_the_compiler_leaves_registers_for_all_blocks_of_a_multiprocessor(ptx):
     assert f".minnctapersm {plan.resident}" in made
 
 
+class Recorder(FakeKernel):
+    """A kernel that notes that it ran. clusters: how many are resident."""
+
+    def __init__(self, ran, clusters, entry):
+        super().__init__(clusters)
+        self.ran, self.entry = ran, entry
+
+    def __call__(self, *_, **__):
+        self.ran.append(self.entry)
+
+
+def prepared(rows, columns, clusters):
+    """What a launch of layer_norm is made from, and the kernels that it runs."""
+    ran = []
+    case = Case("layer_norm", "tuned", "float16", (("M", rows), ("N", columns)))
+    made = {"kernel": lambda _file, entry, _macros: Recorder(ran, clusters, entry), "plan": lambda: {"in_turn": 1}}
+    return SimpleNamespace(case=case, s=SimpleNamespace(M=rows, N=columns), **made), ran
+
+
 @pytest.mark.parametrize(("offset", "entry"), [(0, "layer_norm_in_turn"), (1, "layer_norm_two_pass")])
 def test_packs_that_are_not_aligned_go_another_way(offset, entry):
     import torch
 
-    class Recorder(FakeKernel):
-        def __init__(self, _file, entry, _macros):
-            super().__init__(16)
-            self.entry = entry
-
-        def __call__(self, *_, **__):
-            ran.append(self.entry)
-
-    ran = []
-    case = Case("layer_norm", "tuned", "float16", (("M", 100), ("N", 131_072)))
-    ctx = SimpleNamespace(case=case, s=SimpleNamespace(M=100, N=131_072), kernel=Recorder)
+    ctx, ran = prepared(100, 131_072, 16)
     launch = norm.in_turn(ctx, InTurn.of(100, 131_072, 2, H200), lambda t: (t.x,))
     assert launch
     launch(SimpleNamespace(x=torch.empty(16, dtype=torch.float16)[offset:]))
+    assert ran == [entry]
+
+
+@pytest.mark.parametrize(("clusters", "entry"), [(15, "layer_norm_tuned"), (16, "layer_norm_in_turn")])
+def test_rows_go_another_way_where_half_of_the_clusters_would_have_none(monkeypatch, clusters, entry):
+    """Rows of each of eight places of a pack need a cluster, and fifteen clusters are eight at work."""
+    import torch
+
+    monkeypatch.setattr(Chip, "current", lambda: H200)
+    ctx, ran = prepared(500, 200_001, clusters)
+    norm.planned(ctx, lambda t: (t.x,), 2)(SimpleNamespace(x=torch.empty(16, dtype=torch.float16)))
     assert ran == [entry]

@@ -5,6 +5,10 @@
 #include "mbarrier.cuh"
 #include "norm_grad.cuh"
 
+// Whether dx of a tile takes the place of its dy, until all of the tile is there. Lanes that share a row of single elements
+// would write a few bytes of each of their rows at a time; packs of a tile are written as they lie.
+#define IN_PLACE (SINGLES && LANES > 0)
+
 // Where tiles lie in memory and in the stages. A tile has `rows` rows; in a cluster each block has a `piece` of their
 // columns. A stage has the tile's dy and x, `bytes` each, and behind them its statistics, `row_bytes` each.
 struct Tiling {
@@ -162,7 +166,29 @@ struct Stages {
     tile.stage = memory + stage * stage_bytes();
   }
 
-  // A row of the tile, from column `own` of the block on. has: whether there is such a row.
+  // The place in a stage of the tile's first element, which may lie inside of a pack.
+  __device__ __forceinline__ unsigned head(const Tile& tile) const {
+    return SINGLES ? (static_cast<unsigned>(tile.number) * tiling.rows * columns + first) % Pack<Element>::SIZE : 0;
+  }
+  // Writes dx, which is in place of the tile's dy: in packs, but for what both ends share with other tiles.
+  __device__ __forceinline__ void put(const Tile& tile) const {
+    using Packed = Pack<Element>;
+    const unsigned begin = head(tile), end = begin + rows_of(tile) * columns, whole = end / Packed::SIZE;
+    const Element* from = reinterpret_cast<const Element*>(tile.stage);
+    Element* to = tile.dx - begin;
+    __syncthreads();
+    for (unsigned p = threadIdx.x + (begin > 0); p < whole; p += THREADS) {
+      store_pack(to + p * Packed::SIZE, reinterpret_cast<const Packed*>(from)[p]);
+    }
+    const unsigned i = threadIdx.x, behind = whole * Packed::SIZE + i - Packed::SIZE;
+    if (i >= begin && i < min(end, begin > 0 ? Packed::SIZE : 0)) to[i] = from[i];
+    if (i >= Packed::SIZE && behind < end && (whole > 0 || begin == 0)) to[behind] = from[behind];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the stage is filled by copies again
+#endif
+  }
+
+  // A row of the tile, from column `own` of the block on. dx: in memory, or in place of dy. has: whether there is such a row.
   struct Row {
     NormRow<Centred> of;
     const Element *dy, *x;
@@ -171,15 +197,14 @@ struct Stages {
   };
   __device__ __forceinline__ Row row(const Tile& tile, unsigned number, unsigned own) const {
     const unsigned first_row = static_cast<unsigned>(tile.number) * tiling.rows;
-    const unsigned head = SINGLES ? (first_row * columns + first) % Pack<Element>::SIZE : 0;
-    const unsigned at = number * (CLUSTER > 1 ? tiling.piece : columns) + own;
+    const unsigned at = head(tile) + number * (CLUSTER > 1 ? tiling.piece : columns) + own;
     const float* of_rows = reinterpret_cast<const float*>(tile.stage + 2 * tiling.bytes) +
                            (first_row % Pack<float>::SIZE + number);
     // Where there is no such row, the memory can still be read, and holds some numbers.
     return {{Centred ? of_rows[tiling.row_bytes / sizeof(float)] : 0.0f, of_rows[0]},
-            reinterpret_cast<const Element*>(tile.stage) + head + at,
-            reinterpret_cast<const Element*>(tile.stage + tiling.bytes) + head + at,
-            tile.dx + (number * columns + own),
+            reinterpret_cast<const Element*>(tile.stage) + at,
+            reinterpret_cast<const Element*>(tile.stage + tiling.bytes) + at,
+            IN_PLACE ? reinterpret_cast<Element*>(tile.stage) + at : tile.dx + (number * columns + own),
             (LANES == 0 && AT_ONCE == 1) || number < left(tile)};
   }
 

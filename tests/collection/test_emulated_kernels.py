@@ -75,6 +75,13 @@ CASES = [
     rare("layer_norm_grad", "bfloat16", {"M": 133, "N": 264}, "beside", {}),
     rare("layer_norm_grad", "float16", {"M": 5, "N": 20_000}, "beside", {}),
     rare("layer_norm_grad", "float32", {"M": 70, "N": 100}, "beside", {}),
+    # Tiles of single elements, several for each block, whose gradients lie in shared memory for a while.
+    rare("layer_norm_grad", "float16", {"M": 5001, "N": 49}, "tuned", {}),
+    rare("rms_norm_grad", "bfloat16", {"M": 1003, "N": 197}, "tuned", {}),
+    rare("layer_norm_grad", "float32", {"M": 9001, "N": 3}, "tuned", {}),
+    rare("rms_norm_grad", "float16", {"M": 400, "N": 1001}, "tuned", {}),
+    rare("rms_norm_grad", "float16", {"M": 301, "N": 509}, "tuned", {}),
+    rare("layer_norm_grad", "bfloat16", {"M": 3, "N": 2}, "tuned", {}),
     rare("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
     ("swiglu_grad", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
     rare("swiglu_grad", "float16", {"M": 13, "H": 264, "layout": "separate"}, "tuned", {}),

@@ -27,11 +27,6 @@ _TEAM_CHUNKS = 64  # packs of a row up to which lanes of a warp are a team
 _TILE_OF_WARPS = 33 * 512
 _MOST_STAGES = 3  # with so many, blocks work on a tile while they wait for the sums of the one before
 _BARRIERS = 1024  # bytes, more than enough for a block's barriers and for aligning them
-# Where lanes of a warp are a team and chunks are single elements, one store of a warp writes a piece of each of its
-# teams' rows. Memory is written in sectors: pieces should have the bytes of a sector, unless a thread had too few
-# elements.
-_SECTOR = 32  # bytes
-_FEWEST_SINGLES = 4  # of a row that a thread has at most, before a row gets more lanes for that
 _THREAD_COLUMNS = 32  # of a row that a thread may have, so that their sums fit into its registers
 _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
 _FEWEST_THREADS = 96  # of a block, if a row has a pack for each
@@ -232,9 +227,6 @@ class Row:
         # halves in longer rows, it has more, so that the costs of a row are shared.
         share = self.at_a_time if self.singles or (self.halves and self.chunks > WARP // 2) else 1
         lanes = min(WARP, power_of_2_from(blocks(self.chunks, share)))
-        if self.singles and lanes > 1:
-            wider = min(_SECTOR // self.itemsize, power_of_2_from(blocks(self.chunks, _FEWEST_SINGLES)))
-            lanes = max(lanes, wider)
         kept = blocks(self.chunks, lanes)
         at_once = 1 if self.singles else max(1, min(2, self.at_a_time // kept))
         team = TeamShape(kept, lanes, _TEAM_BLOCK, RESIDENT_WITH_SUMS // _TEAM_BLOCK, at_once, floats=True)

@@ -17,5 +17,5 @@ for tool in ${*:-memcheck racecheck initcheck}; do
   if [ "$tool" != initcheck ]; then options+=(--kernel-name-exclude kns=at6native); fi
   # torch's caching allocator would hide an access past the end of a tensor, so each tensor gets its own allocation.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" "${options[@]}" \
-    python3 -m pytest -q -m gpu -p no:cacheprovider tests/ops -k "not 2_to_31"
+    python3 -m pytest -q -m gpu -p no:cacheprovider tests/collection/ops -k "not 2_to_31"
 done

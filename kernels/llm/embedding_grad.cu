@@ -248,12 +248,12 @@ struct Late {
 
 // First the blocks that sum windows which have one id alone, into partial: (windows, columns); each has a window and
 // ROW_THREADS chunks of columns, of which a row has `parts` times as many. Then the blocks that write zeros to chunks from
-// `first` to the one before `last`.
+// `first_chunk` to the one before `last_chunk`.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ZERO_BLOCKS)
     embedding_grad_windows(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
                            float* __restrict__ partial, T* __restrict__ dweight, unsigned columns, unsigned windows,
-                           unsigned parts, long long first, long long last, unsigned long long multiplier,
-                           unsigned shift) {
+                           unsigned parts, long long first_chunk, long long last_chunk,
+                           unsigned long long multiplier, unsigned shift) {
   if (blockIdx.x < windows * parts) {
     const unsigned window = blockIdx.x / parts, from = window * WINDOW, to = from + WINDOW, id = order[from].id;
     const unsigned column = (blockIdx.x % parts * ROW_THREADS + threadIdx.x) * Chunk::SIZE;
@@ -263,23 +263,23 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ZERO_BLOCKS)
     store_floats(partial + static_cast<long long>(window) * columns + column, sums);
     return;
   }
-  Late{ranges, dweight, first, last, multiplier, shift}.write(blockIdx.x - windows * parts);
+  Late{ranges, dweight, first_chunk, last_chunk, multiplier, shift}.write(blockIdx.x - windows * parts);
 }
 
-// The rows of ids that have tokens. Each of the first `groups` * `parts` blocks has AT_ONCE places and blockDim.x chunks of
+// The rows of ids that have tokens. Each of the first `runs` * `parts` blocks has AT_ONCE places and blockDim.x chunks of
 // columns. It writes the rows of the ids that begin among its places, and reads on where the last of these ids goes on. The
 // blocks behind them write zeros, as above.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)
     embedding_grad_sums(const T* __restrict__ dy, const Place* __restrict__ order, const Range* __restrict__ ranges,
                         const float* __restrict__ partial, T* __restrict__ dweight, unsigned tokens, unsigned columns,
-                        unsigned groups, unsigned parts, long long first_chunk, long long last_chunk,
+                        unsigned runs, unsigned parts, long long first_chunk, long long last_chunk,
                         unsigned long long multiplier, unsigned shift) {
-  if (blockIdx.x >= groups * parts) {
-    Late{ranges, dweight, first_chunk, last_chunk, multiplier, shift}.write(blockIdx.x - groups * parts);
+  if (blockIdx.x >= runs * parts) {
+    Late{ranges, dweight, first_chunk, last_chunk, multiplier, shift}.write(blockIdx.x - runs * parts);
     return;
   }
-  const unsigned first = blockIdx.x % groups * AT_ONCE, behind = first + AT_ONCE;
-  const unsigned column = (blockIdx.x / groups * blockDim.x + threadIdx.x) * Chunk::SIZE;
+  const unsigned first = blockIdx.x % runs * AT_ONCE, behind = first + AT_ONCE;
+  const unsigned column = (blockIdx.x / runs * blockDim.x + threadIdx.x) * Chunk::SIZE;
   if (column >= columns) return;
   const unsigned before = first ? order[first - 1].id : NONE;
   Place places[AT_ONCE];

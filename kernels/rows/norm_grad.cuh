@@ -209,8 +209,8 @@ template <typename Element>
 __device__ __forceinline__ void load_chunk(const Element* from, Single<Element>& chunk) {
   chunk.at[0] = *from;
 }
-// In asm, since the compiler sometimes takes a plain store of a pack apart. No kernel reads what it writes, so the
-// compiler may move loads across it.
+// In asm, since the compiler sometimes takes a plain store of a pack apart. No kernel reads a pack that it writes so, which
+// goes to global memory; the compiler may move loads across it.
 template <typename Element>
 __device__ __forceinline__ void store_chunk(Element* to, const Pack<Element>& chunk) {
   const uint4& raw = reinterpret_cast<const uint4&>(chunk);

@@ -1,5 +1,5 @@
-// How tiles of rows come to shared memory, for norm_grad_tiles.cuh, whose macros it needs. A stage is room for one
-// tile.
+// How tiles of rows come to shared memory, and how dx leaves it, for norm_grad_tiles.cuh, whose macros it needs. A stage is
+// room for one tile.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -171,7 +171,7 @@ struct Stages {
     return SINGLES ? (static_cast<unsigned>(tile.number) * tiling.rows * columns + first) % Pack<Element>::SIZE : 0;
   }
   // Writes dx, which is in place of the tile's dy: in packs, but for what both ends share with other tiles.
-  __device__ __forceinline__ void put(const Tile& tile) const {
+  __device__ __forceinline__ void write_dx(const Tile& tile) const {
     using Packed = Pack<Element>;
     const unsigned begin = head(tile), end = begin + rows_of(tile) * columns, whole = end / Packed::SIZE;
     const Element* from = reinterpret_cast<const Element*>(tile.stage);

@@ -167,7 +167,7 @@ class OnTiles {
       team.all(values);
       store(turn, values);
     }
-    if constexpr (IN_PLACE) stages.put(tile);
+    if constexpr (IN_PLACE) stages.write_dx(tile);
 #elif LATE
     Turn turn(*this, tile);
     reduce(turn, values);

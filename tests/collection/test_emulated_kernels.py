@@ -79,9 +79,9 @@ CASES = [
     rare("layer_norm_grad", "float16", {"M": 5001, "N": 49}, "tuned", {}),
     rare("rms_norm_grad", "bfloat16", {"M": 1003, "N": 197}, "tuned", {}),
     rare("layer_norm_grad", "float32", {"M": 9001, "N": 3}, "tuned", {}),
-    rare("rms_norm_grad", "float16", {"M": 400, "N": 1001}, "tuned", {}),
     rare("rms_norm_grad", "float16", {"M": 301, "N": 509}, "tuned", {}),
     rare("layer_norm_grad", "bfloat16", {"M": 3, "N": 2}, "tuned", {}),
+    rare("rms_norm_grad", "float16", {"M": 400, "N": 1001}, "tuned", {}),  # a block a row, and no such tile
     rare("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
     ("swiglu_grad", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
     rare("swiglu_grad", "float16", {"M": 13, "H": 264, "layout": "separate"}, "tuned", {}),
@@ -170,6 +170,16 @@ def test_partial_sums_are_added_by_teams_of_any_size(catalogue, gpu, monkeypatch
     for gpu.order in (1, 2):
         assert complaint(gpu, catalogue[case.op], case, {"x": 1}) is None
     assert gpu.launched.count("layer_norm_grad_total") == 2
+
+
+@pytest.mark.slow  # on a GPU test_norm_grad.py has it
+@pytest.mark.parametrize(("multiprocessors", "rows", "columns"), [(1, 333, 301), (132, 50, 257), (132, 13, 511)])
+@pytest.mark.parametrize("op", ["layer_norm_grad", "rms_norm_grad"])
+def test_tiles_leave_what_neighbours_have_of_a_pack_alone(catalogue, gpu, op, multiprocessors, rows, columns):
+    gpu.multiprocessors, gpu.order = multiprocessors, 2
+    case = case_of(catalogue[op], "tuned", "float16", {"M": rows, "N": columns})
+    assert complaint(gpu, catalogue[op], case) is None
+    assert f"{op}_tuned" in gpu.launched
 
 
 @pytest.mark.slow  # on a GPU test_window_attention.py has it

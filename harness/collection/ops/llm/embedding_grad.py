@@ -44,7 +44,6 @@ _EARLY, _EARLY_A_TOKEN = 24 * 2**20, 12 * 2**10
 _MOST_BINS = 8192  # ids of a block that groups: bins of shared memory, of 4 bytes
 _FEWEST_GROUPS = 128  # blocks that group, at least
 _MOST = 2**31  # tokens and ids that kernels count in 32 bits
-_MOST_COLUMNS = 65_535 * _ROW_THREADS  # a grid's second dimension has a block for so many threads
 _CHECKED = 2**22  # elements checked at a time
 _FLOAT = 4  # bytes
 
@@ -123,10 +122,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 def too_many(case: Case) -> str | None:
     """Why kernels can't run a case; None if they can."""
     name = next((name for name, size in case.symbols.items() if size >= _MOST), None)
-    if name:
-        return f"counts in 32 bits: {name} must be below {_MOST}"
-    columns = case.symbols["H"]
-    return f"up to {_MOST_COLUMNS} columns only, not {columns}" if columns > _MOST_COLUMNS else None
+    return f"counts in 32 bits: {name} must be below {_MOST}" if name else None
 
 
 def window_of(tokens: int) -> int:
@@ -212,8 +208,8 @@ def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
     of_early = ctypes.c_int64(late), ctypes.c_int64(every)
     grouping = groups + blocks(every - late, _GROUP_BLOCK * _ZEROS)
 
-    # Of the zeros that are left, as many as dy has chunks are written beside sums, or half of them, and before them the
-    # others beside windows.
+    # Of the zeros that are left, as many as dy has chunks are written beside sums, or half of the zeros if these are fewer.
+    # The others are written before, beside windows.
     second, divisor = late - min(late // 2, ctx.s.T * chunks), cuda.fast_divisor(max(1, chunks), 64)
     parts = blocks(chunks, _ROW_THREADS)
     of_windows = columns, ctypes.c_uint32(len(partial)), ctypes.c_uint32(parts)
@@ -221,10 +217,10 @@ def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
     windowing = len(partial) * parts + blocks(second, _ROW_THREADS * _ZEROS)
 
     threads = min(_ROW_THREADS, WARP * blocks(chunks, WARP))
-    places, parts = blocks(ctx.s.T, _AT_ONCE), blocks(chunks, threads) if threads else 0
-    of_sums = tokens, columns, ctypes.c_uint32(places), ctypes.c_uint32(parts)
+    runs = blocks(ctx.s.T, _AT_ONCE)
+    of_sums = tokens, columns, ctypes.c_uint32(runs), ctypes.c_uint32(parts)
     of_second = ctypes.c_int64(second), ctypes.c_int64(late), *divisor
-    summing = places * parts + (blocks(late - second, threads * _ZEROS) if threads else 0)
+    summing = runs * parts + (blocks(late - second, threads * _ZEROS) if threads else 0)
 
     def launch(t: Tensors) -> None:
         grouped = t.ids, order, ranges, t.dweight, tokens, vocabulary

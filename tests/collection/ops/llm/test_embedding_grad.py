@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from harness.collection.ops.llm.embedding_grad import OP, early_rows, groups_of, window_of
@@ -63,13 +61,6 @@ def test_windows_are_longer_where_tokens_are_many():
 )
 def test_rows_get_zeros_early_by_an_estimate(tokens, vocabulary, row, rows):
     assert early_rows(tokens, vocabulary, row) == rows
-
-
-def test_columns_have_blocks_in_a_grid():
-    reason = OP.variants["tuned"].unsupported
-    case = partial(Case, "embedding_grad", "tuned", "float32")
-    assert reason(case((("T", 1), ("V", 1), ("H", 65_535 * 256)))) is None
-    assert "not 16776961" in reason(case((("T", 1), ("V", 1), ("H", 65_535 * 256 + 1))))
 
 
 def test_what_32_bits_cannot_count_is_told():

@@ -17,6 +17,7 @@ from PIL import ImageFont
 
 from harness import report
 from harness.ops import Catalogue, known_cases
+from harness.ops.catalogue import LOADED
 from harness.report import older
 from harness.report.formats import plots
 from tests.one_test import one_test
@@ -29,6 +30,13 @@ EVERY = 90
 """A test draws every 90th picture again, other ones each day: to draw all takes more than a minute."""
 EVERY_PAGE = 12
 """A test writes every 12th page again, other ones each day."""
+
+
+@pytest.fixture(autouse=True)
+def bundled_ops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ops that other tests of this process have loaded: a page says what it knows of their variants."""
+    for name in {*LOADED} - {*Catalogue()}:
+        monkeypatch.delitem(LOADED, name)
 
 
 def test_pages_of_reference_runs_are_what_their_records_give_today(tmp_path: Path) -> None:

@@ -25,14 +25,12 @@ from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
 from peer_tables import peers
 from screens import SCREENS
 from step_tables import inference, steps, swin_text, train_host, training
-from tables import SAME, bold_best, origin, table
+from tables import KERNELS, SAME, bold_best, origin, table
 
 from harness.units import percent, ratio
 
 NAMES = ("README.md", "kernels/README.md", "reports/README.md", "reports/training.md", "reports/scaling.md")
 PAGES = tuple(ROOT / name for name in NAMES)
-KERNELS = "../reports/"
-"""The way from kernels/README.md to the reports."""
 MARK = re.compile(r"<!-- (table|figure|screen|command) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 REFUSED = "A dash: torch's own result was refused by the check, so it has no time."
 TOO_LONG = "A dash: the variant has no kernel for rows of this length."

@@ -1,4 +1,4 @@
-"""The table of libraries beside `tuned`, in kernels/README.md."""
+"""The table of peers beside `tuned`, in kernels/README.md."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import statistics
 from collections.abc import Iterator
 
 from committed import OURS, Group, Runs
-from tables import SAME, origin, table
+from tables import KERNELS, SAME, origin, table
 
 from harness.ops import Catalogue
 from harness.units import ratio
 
 
 def peers(runs: Runs) -> list[str]:
-    """How fast `tuned` is beside each library, by op: of each case the newest run that has both."""
+    """How fast `tuned` is beside each peer, by op: each case is of the newest run that has both."""
     ops = Catalogue()
     names = {op.name: [name for name, variant in op.variants.items() if variant.role == "peer"] for op in ops.values()}
     newest: dict[tuple[str, str, str], Group] = {}
-    for group in runs.every:
+    for group in sorted(runs.every, key=lambda group: group.run.header.started):
         op = group.name.partition("/")[0]
         newest |= {(op, name, group.name): group for name in names.get(op, ()) if group.value(OURS, "speedup", name)}
     used: list[Group] = []
@@ -33,4 +33,4 @@ def peers(runs: Runs) -> list[str]:
 
     head = ("op", "peer", "cases", "tuned behind", "mean", "least", "where")
     lines = table(head, rows(), 2)
-    return [*lines, "", origin(used, "../reports/")]
+    return [*lines, "", origin(used, KERNELS)]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from committed import Group
 
+KERNELS = "../reports/"
+"""The way from kernels/README.md to the reports."""
 SAME = 0.01
 """Times this close to each other are called the same."""
 

@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 //    cluster of blocks, keeps gamma and beta in registers, and takes many rows in turn; the next rows are on their way to
 //    shared memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
 //    short-lived blocks keep the memory busier than a few long-lived ones. Rows that begin inside of packs need gamma and
-//    beta shifted, which costs step 4 more than the row itself. Here a team shifts them once, since all its rows begin
-//    alike, so these rows come in turn from fewer packs on.
+//    beta shifted: step 4 loads two packs of each for every pack of the row. Here a team shifts them once, since all its
+//    rows begin alike, so these rows come in turn from fewer packs on.
 //
 // Macros: as in norm_in_turn.cuh. Tensors must be aligned to packs.
 #ifdef STAGES

@@ -208,8 +208,8 @@ def _in_chunks(ctx: Context, memory: list[torch.Tensor], size: int) -> Launch:
     of_early = ctypes.c_int64(late), ctypes.c_int64(every)
     grouping = groups + blocks(every - late, _GROUP_BLOCK * _ZEROS)
 
-    # Of the zeros that are left, as many as dy has chunks are written beside sums, but half of them at most. The others
-    # are written before, beside windows.
+    # Late zeros are written beside sums: as many as dy has chunks, but half of them at most. The others are written
+    # before, beside windows.
     second, divisor = late - min(late // 2, ctx.s.T * chunks), cuda.fast_divisor(max(1, chunks), 64)
     parts = blocks(chunks, _ROW_THREADS)
     of_windows = columns, ctypes.c_uint32(len(partial)), ctypes.c_uint32(parts)

@@ -20,7 +20,7 @@ _FEWEST_STAGES, _MOST_STAGES = 3, 4
 _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
-_FEWEST_RAGGED = {4: 1025, 2: 257}  # the same where rows begin inside of packs
+_FEWEST_RAGGED = {4: 1025, 2: 257}  # where rows begin inside of packs: an estimate, by the bytes under way
 _FEWEST_BUSY = 0.75  # of the teams that the device holds, at least: see InTurn.grid
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh

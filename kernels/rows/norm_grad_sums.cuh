@@ -65,7 +65,7 @@ __device__ __forceinline__ void clear(Arrays& arrays) {
 template <unsigned Count, unsigned Warps>
 struct WarpSums {
   static constexpr unsigned GROUP = WARP / Count;
-  static_assert(GROUP >= 8, "a group has a thread for each block of a cluster");
+  static_assert(GROUP >= CLUSTER, "a group has a thread for each block of a cluster");
 
   __device__ __forceinline__ static unsigned value() { return threadIdx.x % WARP / GROUP; }
   __device__ __forceinline__ static unsigned in_group() { return threadIdx.x % GROUP; }

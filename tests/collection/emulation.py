@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from harness import check, cuda
+from harness.collection.ops.rows import _wide_clusters
 from harness.model import Case, KernelFacts
 from harness.ops import Context, Op, Plan, Tensors
 from harness.paths import data
@@ -238,6 +239,7 @@ class Gpu:
         patch.setattr(cuda, "multiprocessors", lambda: self.multiprocessors)
         patch.setattr(cuda, "has_clusters", lambda: self.arch >= 900)
         patch.setattr(cuda, "shared_memory", lambda: 227 * 1024)
+        patch.setattr(_wide_clusters, "_allowed", lambda _: True)
 
 
 @dataclass

@@ -82,6 +82,9 @@ CASES = [
     rare("rms_norm_grad", "float16", {"M": 301, "N": 509}, "tuned", {}),
     rare("layer_norm_grad", "bfloat16", {"M": 3, "N": 2}, "tuned", {}),
     rare("rms_norm_grad", "float16", {"M": 400, "N": 1001}, "tuned", {}),  # a block a row, and no such tile
+    # Clusters of 16: one row of single elements at a time, and two rows of packs.
+    rare("layer_norm_grad", "float16", {"M": 6, "N": 100_003}, "tuned", {}),
+    rare("rms_norm_grad", "float32", {"M": 17, "N": 65_540}, "tuned", {}),
     rare("swiglu", "float32", {"M": 13, "H": 77, "layout": "separate"}, "fused", {}),
     ("swiglu_grad", "bfloat16", {"M": 13, "H": 264}, "tuned", {}),
     rare("swiglu_grad", "float16", {"M": 13, "H": 264, "layout": "separate"}, "tuned", {}),

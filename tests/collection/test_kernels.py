@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from harness import cuda
+from harness.collection.ops.rows import _wide_clusters
 from harness.cuda import cublaslt
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
@@ -161,6 +162,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]) -> None:
     """Answer as the GPU that everything is measured on does, and give the kernels of `load`."""
+    monkeypatch.setattr(_wide_clusters, "_allowed", lambda _: True)
     monkeypatch.setattr(cuda, "load", load)
     monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
     monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.chip import H200, WARP, Chip
+from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import beside_plan, tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import beside_plan, narrower, tiles_plan
+from harness.collection.ops.rows._wide_clusters import resident_clusters
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
+from harness.ops import ITEMSIZE, Context, Launch, Plan, Symbols, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -242,8 +243,7 @@ def tuned(ctx: Context) -> Launch:
     case, parameters = _GradCase.of(ctx), ctx.plan()
     assert parameters is not None
     beside = beside_plan(ctx.case, int(parameters["cluster"])) if parameters["way"] == "beside" else None
-    plan = None if parameters["way"] in ("spread", "beside") else tiles_plan(ctx.case, case.sums, parameters)
-    teams = 0 if plan is None else _teams(case, plan)
+    plan, teams = (None, 0) if parameters["way"] in ("spread", "beside") else _tiles(case, parameters)
     if beside:
         chosen = _beside(case, beside)
     elif plan is None or not teams or (parameters["way"] == "auto" and not plan.worth(teams)):
@@ -263,6 +263,16 @@ def tuned(ctx: Context) -> Launch:
     return launch
 
 
+def _tiles(case: _GradCase, parameters: Plan) -> tuple[NormGradPlan | None, int]:
+    """The plan on tiles, and how many of its teams run at a time; with smaller clusters where no large one runs."""
+    plan = tiles_plan(case.ctx.case, case.sums, parameters)
+    teams = 0 if plan is None else _teams(case, plan)
+    if plan is None or teams or plan.team.cluster <= MOST_BLOCKS:
+        return plan, teams
+    smaller = narrower(case.ctx.case, case.sums)
+    return smaller, 0 if smaller is None else _teams(case, smaller)
+
+
 def _teams(case: _GradCase, plan: NormGradPlan) -> int:
     """The plan's teams that run at a time: a cluster needs neighbouring multiprocessors, which may be taken."""
     team = plan.team
@@ -270,7 +280,7 @@ def _teams(case: _GradCase, plan: NormGradPlan) -> int:
         return plan.teams
     # Not loaded through the context, whose list has the kernels that run.
     kernel = cuda.load(case.ctx.op.find(case.file), case.entry("tuned"), case.macros(plan.macros))
-    return min(plan.teams, kernel.resident_clusters(team.threads, plan.shared, team.cluster))
+    return min(plan.teams, resident_clusters(kernel, team.threads, plan.shared, team.cluster))
 
 
 def _on_tiles(case: _GradCase, plan: NormGradPlan, teams: int) -> Launch:

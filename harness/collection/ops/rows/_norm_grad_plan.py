@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from harness.collection.ops.chip import MOST_BLOCKS, RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
+from harness.collection.ops.rows._wide_clusters import WIDE_BLOCKS, most_blocks
 
 FLOAT = 4  # bytes
 # Packs of a row of halves up to which a thread has one of them, by `sums`: the less arithmetic there is, the longer are
@@ -31,7 +32,13 @@ _THREAD_COLUMNS = 32  # of a row that a thread may have, so that their sums fit 
 _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
 _FEWEST_THREADS = 96  # of a block, if a row has a pack for each
 _MOST_THREADS = 1024  # of a block
+# Threads of a multiprocessor that have work: with fewer of them, it holds more blocks, as long as no thread spills.
+# Threads with half a step of a row may be twice as many, threads with packs of halves a few more. In float32 that was
+# faster on an H200 only where clusters had several blocks a multiprocessor.
+_FEWEST_WORKING, _RESIDENT_HALVES = 400, 640
 _BLOCK_BYTES = 16 * 1024  # of a row up to which a single block takes it, where clusters could take longer rows
+# Bytes of a row from which a cluster of 16 takes it, by `sums`; and of shorter ones that are too long for 8.
+_WIDE_BYTES = {1: 250 * 1024, 2: 256 * 1024 + 1}
 # Single elements of a row that a thread has at most: their addresses take registers, too. From 21 on the kernel of
 # LayerNorm in float32 spills 24 to 64 bytes.
 _MOST_SINGLES = 24
@@ -131,13 +138,15 @@ class NormGradPlan:
         if stages < _MOST_STAGES and team.cluster > 1 and not row.singles:
             stages = 1  # the next tile is in the L2 by then, and a second stage takes registers that long rows need
         tiles = blocks(rows, tile_rows)
+        most_teams = row.most_teams(rows, team)
         teams = max(1, min(tiles, chip.multiprocessors * team.resident // team.cluster))
+        if teams > most_teams:  # fewer teams, if a multiprocessor holds more blocks than it would have to
+            teams = min(teams, max(most_teams, chip.multiprocessors * _fewest_resident(team.threads) // team.cluster))
         if (tiles if team.cluster == 1 else rows) <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
             teams = 1
         # Lanes' teams add up their sums of columns in the same memory, when they are done with the tiles.
         of_warps = team.threads // WARP * row.columns * FLOAT if team.lanes else 0
         shared = max(stages * stage, of_warps)
-        most_teams = row.most_teams(rows, team)
         return cls(team, row.singles, stages, teams, most_teams, tile_rows, piece, tile_bytes, row_bytes, shared)
 
     def worth(self, teams: int) -> bool:
@@ -245,7 +254,10 @@ class Row:
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
         # Either one block, or many small ones: some blocks work while other blocks wait.
-        return [1, MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [MOST_BLOCKS]
+        size = self.columns * self.itemsize
+        found = [1, MOST_BLOCKS] if size <= _BLOCK_BYTES else [MOST_BLOCKS]
+        wide = [WIDE_BLOCKS] if most_blocks(chip) == WIDE_BLOCKS else []
+        return wide + found if size >= _WIDE_BYTES[self.sums] else found + wide
 
     def team_of_blocks(self, cluster: int, *, shared: bool = True) -> TeamShape | None:
         """The team of so many blocks; None where a row is too long for it.
@@ -270,13 +282,30 @@ class Row:
         return None
 
     def block_team(self, kept: int, threads: int, cluster: int) -> TeamShape:
-        resident = max(1, RESIDENT_WITH_SUMS // threads)
+        resident = self.resident(kept, threads, cluster)
         if self.singles:
             return TeamShape(kept, 0, threads, resident, cluster=cluster, floats=kept <= _THREAD_STEP)
         # While a cluster waits for its sums, its multiprocessors have other blocks to work on, or else a second row.
         # Halves need so much arithmetic for their bytes that two rows always pay.
         two = self.step(cluster) >= 2 * kept * self.size or (cluster > 1 and (resident == 1 or self.halves))
-        return TeamShape(kept, 0, threads, resident, 2 if two else 1, cluster)
+        return TeamShape(kept, 0, threads, resident, 2 if two and self.sends(2, cluster) else 1, cluster)
+
+    def sends(self, at_once: int, cluster: int) -> bool:
+        """Whether a warp has a lane for each block that it sends sums to, and for each sum of so many rows."""
+        return at_once * self.sums * cluster <= WARP
+
+    def resident(self, kept: int, threads: int, cluster: int) -> int:
+        """Blocks that a multiprocessor is to hold, as in TeamShape: more of them where few threads have work."""
+        fewest = _fewest_resident(threads)
+        working = blocks(blocks(self.chunks, cluster), kept)
+        if fewest * working >= _FEWEST_WORKING or (self.itemsize == FLOAT and (cluster == 1 or fewest == 1)):
+            return fewest
+        most = RESIDENT_WITH_SUMS
+        if kept * self.size <= _THREAD_STEP // 2:
+            most = _MOST_THREADS
+        elif self.halves:
+            most = _RESIDENT_HALVES
+        return max(fewest, min(blocks(RESIDENT_WITH_SUMS, working), most // threads))
 
     def step(self, cluster: int) -> int:
         """Elements that a thread should reduce at a time, as was fastest on an H200.
@@ -309,3 +338,8 @@ class Row:
         else:
             half = self.sums == 1
         return self.step(cluster) // 2 if half else self.step(cluster)
+
+
+def _fewest_resident(threads: int) -> int:
+    """Blocks that a multiprocessor holds in any case. threads: of a block."""
+    return max(1, RESIDENT_WITH_SUMS // threads)

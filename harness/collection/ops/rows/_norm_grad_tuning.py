@@ -14,6 +14,7 @@ from harness.collection.ops.chip import MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.rows._norm_grad_beside import BESIDE_ROWS, BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import FLOAT, NormGradPlan, Row
+from harness.collection.ops.rows._wide_clusters import WIDE_BLOCKS, most_blocks
 from harness.model import Case, Value
 from harness.ops import ITEMSIZE, Built, Plan, Tuning
 
@@ -37,10 +38,11 @@ class NormGradParameters:
     def parameters(self, case: Case) -> dict[str, Sequence[Value]]:
         """Values of each parameter that rows of this length may have."""
         row = _row(case, self.sums)
-        clusters = [size for size in (1, 2, 4, MOST_BLOCKS) if row.chunks >= size * WARP] or [1]
+        most = most_blocks(Chip.current())
+        clusters = [size for size in (1, 2, 4, MOST_BLOCKS, WIDE_BLOCKS) if size <= most and row.chunks >= size * WARP]
         return {
             "way": ("auto", "tiles", "spread", *(("beside",) if case.symbols["M"] <= BESIDE_ROWS else ())),
-            "cluster": clusters if Chip.current().clusters else (1,),
+            "cluster": clusters or (1,),
             "at_once": (1, 2),
             "stages": range(1, _MOST_STAGES + 1),
             "alone": (0, 1) if case.symbols["M"] <= BESIDE_ROWS else (0,),
@@ -52,7 +54,7 @@ class NormGradParameters:
         if beside:
             return {**_BESIDE, "cluster": beside.cluster}
         plan = _ruled(case, self.sums)
-        if plan is None:
+        if plan is None or not plan.worth(plan.teams):
             return _SPREAD
         cluster, at_once = plan.team.cluster, plan.team.at_once
         found: dict[str, Value] = {"cluster": cluster, "at_once": at_once, "stages": plan.stages, "alone": 0}
@@ -109,7 +111,7 @@ def tiles_plan(case: Case, sums: int, plan: Plan) -> NormGradPlan | None:
         )
     else:
         wide = row.team_of_blocks(cluster, shared=at_once > 1)
-        if wide is None or (row.singles and at_once > 1):
+        if wide is None or (row.singles and at_once > 1) or not row.sends(at_once, cluster):
             return None
         found = NormGradPlan.on_tiles(rows, row, replace(wide, at_once=at_once), at_once, chip)
     if found is None or stages > found.stages:
@@ -119,6 +121,15 @@ def tiles_plan(case: Case, sums: int, plan: Plan) -> NormGradPlan | None:
         sums_of_lanes = found.team.threads // WARP * row.columns * FLOAT if found.team.lanes else 0
         found = replace(found, stages=stages, shared=max(stages * stage, sums_of_lanes))
     return replace(found, teams=1) if plan["alone"] else found
+
+
+def narrower(case: Case, sums: int) -> NormGradPlan | None:
+    """The plan on tiles for clusters that every GPU with clusters allows; None where there is no room for it."""
+    for at_once, stages in ((2, 3), (1, 3), (1, 2), (1, 1)):
+        plan = {"cluster": MOST_BLOCKS, "at_once": at_once, "stages": stages, "alone": 0}
+        if found := tiles_plan(case, sums, plan):
+            return found
+    return None
 
 
 def _ruled(case: Case, sums: int) -> NormGradPlan | None:

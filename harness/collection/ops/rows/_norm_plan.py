@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from harness.collection.ops.chip import MOST_BLOCKS, RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import PACK_BYTES, blocks, power_of_2_from
+from harness.collection.ops.rows._wide_clusters import most_blocks, resident_clusters
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel
@@ -17,11 +18,12 @@ _PACKS = 8  # of a row that a thread has at most
 # A stage is shared memory for one row. While one row waits for its sums, the sums of a second row are made, and a third
 # one is being loaded. To load more than two rows at a time was slower on an H200.
 _FEWEST_STAGES, _MOST_STAGES = 3, 4
+_LONGEST = 2**18  # columns: no other plan takes longer rows
 _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
-_FEWEST_RAGGED = {4: 1025, 2: 257}  # where rows begin inside of packs: an estimate, by the bytes under way
-_FEWEST_BUSY = 0.75  # of the teams that the device holds, at least: see InTurn.grid
+_FEWEST_RAGGED = {4: 1025, 2: 224}  # where rows begin inside of packs; in float32 an estimate, by the bytes under way
+_FEWEST_BUSY = 0.5  # of the teams that the device holds, at least: see InTurn.grid
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh
 
@@ -55,7 +57,8 @@ class InTurn:
         size, ragged = PACK_BYTES // itemsize, rest > 0
         if not chip.clusters or packs < (_FEWEST_RAGGED if ragged else _FEWEST_PACKS)[itemsize]:
             return None
-        team = power_of_2_from(blocks(packs, _PACKS * _THREADS)) if ragged else MOST_BLOCKS
+        fewest = power_of_2_from(blocks(packs, _PACKS * _THREADS))
+        team = fewest if ragged else max(MOST_BLOCKS, fewest)
         threads = blocks(blocks(packs, team * _PACKS), WARP) * WARP
         kept = blocks(packs, team * threads) if ragged else _PACKS
         # While one team of a multiprocessor waits for its sums, other teams go on.
@@ -72,7 +75,7 @@ class InTurn:
             apart=size // math.gcd(columns, size),
             most=max(1, chip.multiprocessors * resident // team),
         )
-        fits = team <= MOST_BLOCKS and threads <= _THREADS and stages >= _FEWEST_STAGES
+        fits = columns <= _LONGEST and team <= most_blocks(chip) and threads <= _THREADS and stages >= _FEWEST_STAGES
         return plan if fits and blocks(rows, plan.most) >= _FEWEST_TURNS else None
 
     @property
@@ -104,10 +107,10 @@ class InTurn:
         0 where another kernel has to do it, since teams whose rows begin alike would leave too many of these idle.
         """
         # A cluster must lie in one group of multiprocessors, so fewer may fit than there are multiprocessors for.
-        most = max(1, min(self.most, kernel.resident_clusters(self.threads, self.shared, self.blocks)))
+        most = min(self.most, resident_clusters(kernel, self.threads, self.shared, self.blocks))
         # All rows of a team begin alike, so the number of teams is a multiple of `apart`.
         alike = most // self.apart * self.apart
-        if alike < _FEWEST_BUSY * most:
+        if alike == 0 or alike < _FEWEST_BUSY * most:
             return 0
         turns = max(1, blocks(rows, alike))
         return blocks(blocks(rows, turns), self.apart) * self.apart * self.blocks

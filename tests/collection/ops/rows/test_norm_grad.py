@@ -15,6 +15,7 @@ from harness import cuda
 from harness.collection.ops.chip import H200
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
+from harness.collection.ops.rows import _wide_clusters
 from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
 from harness.model import Case
@@ -79,11 +80,16 @@ TILED = [
     ("float32", 37, 131_072),
     ("bfloat16", 150_001, 49),
     ("bfloat16", 6407, 1024),
+    # More blocks of a multiprocessor, since few threads of each have work.
+    *(("float16", *shape) for shape in [(5003, 520), (2003, 2049), (1503, 3001), (1003, 5120)]),
+    # Clusters of 16.
+    *(("float16", *shape) for shape in [(77, 262_144), (53, 151_936), (43, 100_003), (39, 151_937)]),
+    *(("float32", *shape) for shape in [(37, 128_256), (29, 262_144), (31, 151_937)]),
 ]
 # Too few rows, or too long ones; rows of both that aren't whole packs; none at all.
 SPREAD = [
-    *(("float16", *shape) for shape in [(20, 131_072), (9, 50_257), (77, 262_144), (0, 1024)]),
-    *(("float32", *shape) for shape in [(9, 262_144), (5, 262_145)]),
+    *(("float16", *shape) for shape in [(24, 98_304), (9, 50_257), (77, 262_152), (0, 1024)]),
+    *(("float32", *shape) for shape in [(9, 262_148), (5, 262_145)]),
 ]
 # One row, one pack; as many packs as threads, and some more; blocks of a cluster, one of them nearly empty.
 BESIDE = [
@@ -322,20 +328,40 @@ class FakeKernel:
         return self.resident
 
 
-@pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (20, 20, "rows")])
-def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue, rows, resident, entry):
-    """Where there is room for no cluster, the kernel on tiles would write nothing."""
+def pretend_h200(monkeypatch, resident):
+    """Plans are made for an H200 that runs so many clusters at a time."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
     monkeypatch.setattr(cuda, "shared_memory", lambda: H200.shared)
     monkeypatch.setattr(cuda, "load", lambda *_: FakeKernel(resident))
     monkeypatch.setattr(grad._GradCase, "floats", lambda *_: None)
+
+
+def asked_of(monkeypatch, op, dtype, rows, columns):
+    """The kernels that a launch of `tuned` is made from, with their macros."""
     asked = []
     kernel = grad._GradCase.kernel
-    monkeypatch.setattr(grad._GradCase, "kernel", lambda case, name, **macros: asked.append(name) or kernel(case, name))
-    case = Case("layer_norm_grad", "tuned", "float16", (("M", rows), ("N", 131_072)))
-    grad.tuned(Context(case, None, None, None, catalogue["layer_norm_grad"]))
-    assert asked[0] == entry
+    monkeypatch.setattr(
+        grad._GradCase, "kernel", lambda case, name, **macros: asked.append((name, macros)) or kernel(case, name)
+    )
+    case = Case(op.name, "tuned", dtype, (("M", rows), ("N", columns)))
+    grad.tuned(Context(case, None, None, None, op))
+    return asked
+
+
+@pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (20, 20, "rows")])
+def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue, rows, resident, entry):
+    """Where there is room for no cluster, the kernel on tiles would write nothing."""
+    pretend_h200(monkeypatch, resident)
+    assert asked_of(monkeypatch, catalogue["layer_norm_grad"], "float16", rows, 131_072)[0][0] == entry
+
+
+@pytest.mark.parametrize(("allowed", "cluster"), [(True, 16), (False, 8)])
+def test_clusters_are_smaller_where_the_driver_allows_no_large_ones(monkeypatch, catalogue, allowed, cluster):
+    pretend_h200(monkeypatch, resident=7)
+    monkeypatch.setattr(_wide_clusters, "_allowed", lambda _: allowed)
+    name, macros = asked_of(monkeypatch, catalogue["rms_norm_grad"], "float32", 1000, 131_072)[0]
+    assert (name, macros["CLUSTER"]) == ("tuned", cluster)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -347,8 +373,9 @@ def test_tuned_says_what_it_moves(monkeypatch, catalogue, op):
         (2**17, 1024): 3,
         (1000, 131_072): 3,
         (8, 131_072): 3,
-        (20, 131_072): 5,
-        (512, 2**18): 5,
+        (24, 98_304): 5,
+        (512, 2**18): 3,
+        (512, 2**18 + 8): 5,
     }.items():
         assert tuned.traffic({"M": rows, "N": columns}, 2).moved == matrices * rows * columns * 2
 

@@ -12,7 +12,8 @@ from harness.collection.ops.rows._norm_grad_plan import NormGradPlan, Row
 from tests.one_test import one_test
 
 A100 = Chip(108, clusters=False, shared=163 * 1024)
-NARROW = Chip(128, clusters=False, shared=99 * 1024)  # as sm_89 and sm_120
+SMALL = Chip(170, clusters=True, shared=99 * 1024)  # as sm_120, whose clusters have 8 blocks at most
+NARROW = Chip(128, clusters=False, shared=99 * 1024)  # as sm_89
 ROWS = (1, 2, 4, 5, 8, 132, 1000, 2**17)
 COLUMNS = (
     *range(1, 300),
@@ -39,7 +40,7 @@ def test_many_rows_have_a_plan_up_to_a_length(plans):
     """Rows of whole packs may be longer than other rows, since single elements take more registers."""
     planned = {columns for rows, columns, *_ in plans if rows == max(ROWS)}
     size, chip = plans[0][2], plans[0][4]
-    packs, singles = (131_072, 98_304) if chip.clusters else (8192, 8192)
+    packs, singles = (262_144, 196_608) if chip.clusters else (8192, 8192)
     assert planned >= {columns for columns in COLUMNS if columns <= (singles if columns % size else packs)}
 
 
@@ -93,6 +94,25 @@ def test_a_thread_has_as_many_single_elements_as_it_reduces_at_a_time(plans):
     assert all(plan.tile_rows * plan.team.lanes % plan.team.threads == 0 for *_, plan in plans if plan.team.lanes)
 
 
+@one_test(
+    ("columns", "itemsize", "sums", "cluster"),
+    [
+        (128_256, 2, 1, 16),
+        (131_072, 2, 2, 8),
+        (131_080, 2, 2, 16),
+        (65_536, 4, 1, 16),
+        (65_536, 4, 2, 8),
+        (65_540, 4, 2, 16),
+        (98_304, 2, 1, 8),
+        (98_305, 2, 1, 16),
+    ],
+)
+def test_clusters_of_16_take_long_rows(columns, itemsize, sums, cluster):
+    assert NormGradPlan.of(2**10, columns, itemsize, sums, H200).team.cluster == cluster
+    small = NormGradPlan.of(2**10, columns, itemsize, sums, SMALL)
+    assert small is None or small.team.cluster <= 8
+
+
 def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
     for rows, columns in itertools.product((1, 8, 132), (1024, 16_384, 131_072)):
         plan = worth(rows, columns, 2)
@@ -101,8 +121,29 @@ def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
             assert plan.teams == 1
     assert worth(8, 16_384, 2) is None
     assert worth(132, 16_384, 2) is None
-    assert NormGradPlan.of(512, 262_144, 2, 2, H200) is None
+    assert NormGradPlan.of(512, 262_152, 2, 2, H200) is None
     assert NormGradPlan.of(0, 1024, 2, 2, H200) is None
+
+
+@one_test(
+    ("columns", "itemsize", "sums", "resident"),
+    [
+        (520, 2, 2, 8),
+        (2049, 2, 2, 2),
+        (3001, 2, 1, 2),
+        (5120, 2, 2, 2),
+        (5120, 4, 2, 3),
+        (4096, 2, 2, 2),
+        (1024, 2, 1, 4),
+    ],
+)
+def test_a_multiprocessor_has_enough_threads_with_work(columns, itemsize, sums, resident):
+    assert NormGradPlan.of(2**15, columns, itemsize, sums, H200).team.resident == resident
+
+
+def test_more_blocks_of_a_multiprocessor_leave_the_tiles_worth_it():
+    for rows in (529, 600, 1000, 2000):
+        assert worth(rows, 5120, 2).teams == min(264, max(132, rows // 4)), rows
 
 
 def test_tiles_are_worth_it_for_small_matrices_since_spread_rows_take_a_third_kernel():

@@ -39,7 +39,6 @@ _FEWEST_WORKING, _RESIDENT_HALVES = 400, 640
 _BLOCK_BYTES = 16 * 1024  # of a row up to which a single block takes it, where clusters could take longer rows
 # Bytes of a row from which a cluster of 16 takes it, by `sums`; and of shorter ones that are too long for 8.
 _WIDE_BYTES = {1: 250 * 1024, 2: 256 * 1024 + 1}
-_SINGLES_OF_8 = 64 * 1024  # single halves of a row up to which 8 blocks are enough, whose threads have half a step each
 # Single elements of a row that a thread has at most: their addresses take registers, too. From 21 on the kernel of
 # LayerNorm in float32 spills 24 to 64 bytes.
 _MOST_SINGLES = 24
@@ -193,11 +192,6 @@ class Row:
         return self.itemsize < FLOAT and not self.singles
 
     @property
-    def single_halves(self) -> bool:
-        """Whether rows come in halves one by one."""
-        return self.itemsize < FLOAT and self.singles
-
-    @property
     def chunks(self) -> int:
         return self.columns // self.size
 
@@ -263,8 +257,7 @@ class Row:
         size = self.columns * self.itemsize
         found = [1, MOST_BLOCKS] if size <= _BLOCK_BYTES else [MOST_BLOCKS]
         wide = [WIDE_BLOCKS] if most_blocks(chip) == WIDE_BLOCKS else []
-        long = size >= _WIDE_BYTES[self.sums] or (self.single_halves and self.columns > _SINGLES_OF_8)
-        return wide + found if long else found + wide
+        return wide + found if size >= _WIDE_BYTES[self.sums] else found + wide
 
     def team_of_blocks(self, cluster: int, *, shared: bool = True) -> TeamShape | None:
         """The team of so many blocks; None where a row is too long for it.
@@ -304,14 +297,11 @@ class Row:
     def resident(self, kept: int, threads: int, cluster: int) -> int:
         """Blocks that a multiprocessor is to hold, as in TeamShape: more of them where few threads have work."""
         fewest = _fewest_resident(threads)
-        small = kept * self.size <= _THREAD_STEP // 2
-        if self.single_halves and cluster > 1 and small:
-            return max(1, _MOST_THREADS // threads)
         working = blocks(blocks(self.chunks, cluster), kept)
         if fewest * working >= _FEWEST_WORKING or (self.itemsize == FLOAT and (cluster == 1 or fewest == 1)):
             return fewest
         most = RESIDENT_WITH_SUMS
-        if small:
+        if kept * self.size <= _THREAD_STEP // 2:
             most = _MOST_THREADS
         elif self.halves:
             most = _RESIDENT_HALVES
@@ -342,7 +332,7 @@ class Row:
         shared: as in team_of_blocks.
         """
         if self.singles:
-            half = cluster == 1 or self.single_halves
+            half = cluster == 1
         elif self.halves:
             half = self.chunks <= self.longest_halved(cluster, shared=shared)
         else:

@@ -29,7 +29,7 @@ SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_i
 """Runs of other runs' cases: with few samples, with some of a case's variants only, or with other code."""
 FOR_ROWS = "row_"
 """How a run's name begins that has only the cases of the rows' figures. It lacks variants that tables have."""
-COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "row_counters")
+COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "counters_norms", "row_counters")
 """Runs for hardware counters. A case is taken from them only if no other run has it. make_gains.py takes a case from
 them also if no other run has as many of its steps."""
 BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "llm_kernels_peers", "models_peers", "scaling_copies")
@@ -126,6 +126,11 @@ class Runs:
                 if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
                     self._older += [self.groups[group]] if group in self.groups else []
                     self.groups[group] = Group(run, name, group, variants)
+
+    def newest_with(self, variant: str, group: Group) -> Group:
+        """The newest measurement of the group's case that has the variant; the group itself where none has."""
+        older = (one for one in reversed(self._older) if one.name == group.name and variant in one.results)
+        return group if variant in group.results else next(older, group)
 
     @property
     def every(self) -> list[Group]:

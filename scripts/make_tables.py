@@ -227,7 +227,7 @@ def norms(runs: Runs) -> list[str]:
             for op in ("layer_norm", "layer_norm_grad"):
                 pair = [runs.group(op, dtype, _rows_of(n)) for dtype in TYPES[:2]]
                 every.extend(pair)
-                parts = [_shares(group) for group in pair]
+                parts = [_shares(group, runs.newest_with("eager", group)) for group in pair]
                 cells += [" / ".join(column) for column in zip(*parts, strict=True)]
             yield [str(n), *cells]
 
@@ -236,11 +236,11 @@ def norms(runs: Runs) -> list[str]:
     return [*lines, "", " ".join([*_of_dashes(lines), origin(every, KERNELS)])]
 
 
-def _shares(group: Group) -> list[str]:
+def _shares(group: Group, with_eager: Group) -> list[str]:
     """The share of the ceiling of eager, of the faster mode of torch.compile, and of ours."""
-    names = ("eager", group.compiled, OURS)
-    values = [group.value(name, "of_ceiling") for name in names]
-    return bold_best([group.written(name, "of_ceiling") for name in names], values)
+    of = (with_eager, "eager"), (group, group.compiled), (group, OURS)
+    values = [run.value(name, "of_ceiling") for run, name in of]
+    return bold_best([run.written(name, "of_ceiling") for run, name in of], values)
 
 
 def rows(runs: Runs) -> list[str]:

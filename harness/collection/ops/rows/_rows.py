@@ -139,7 +139,7 @@ class RowPlan:
             return plain
         if columns % size:
             many = norm and vectors > 1 and rows * plain.cluster >= _FEWEST_ALIKE * chip.multiprocessors
-            return (many and cls._alike(packs, itemsize)) or plain._ragged_with_vectors(packs, itemsize)
+            return (many and cls._alike(packs, itemsize)) or plain._ragged_with_vectors(packs, itemsize, vectors)
         lanes = cls._lanes_with_vectors(packs, itemsize, vectors, norm=norm)
         if lanes:
             return lanes
@@ -226,14 +226,14 @@ class RowPlan:
             return min(MOST_BLOCKS, blocks(packs, _MOST_PACKS // matrices * 1024))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
 
-    def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:
+    def _ragged_with_vectors(self, packs: int, itemsize: int, vectors: int) -> RowPlan:
         """The same where rows share vectors, but no packs of them, since rows begin at different places of a pack.
 
-        Then vectors take registers. Smaller blocks leave room for more blocks, so twice the number share a long row.
+        Two vectors take registers. Smaller blocks leave room for more blocks, so twice the number share a long row.
         """
         if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
             return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
-        if itemsize == 2 or packs <= _RAGGED_FOUR_BLOCKS or not 1 < self.cluster < MOST_BLOCKS:
+        if vectors == 1 or itemsize == 2 or packs <= _RAGGED_FOUR_BLOCKS or not 1 < self.cluster < MOST_BLOCKS:
             return self
         cluster = 2 * self.cluster
         share = blocks(packs, cluster)

@@ -184,6 +184,7 @@ def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take
     plain, shared = RowPlan.of(4397, 30522, 4, H200), RowPlan.with_vectors(4397, 30522, 4, H200)
     assert (plain.cluster, plain.threads) == (4, 480)
     assert (shared.cluster, shared.threads) == (8, 320)
+    assert RowPlan.with_vectors(4397, 30522, 4, H200, vectors=1) == plain
     for columns, chip in [(16385, H200), (40001, H200), (30522, replace(H200, clusters=False))]:
         assert RowPlan.with_vectors(4397, columns, 4, chip) == RowPlan.of(4397, columns, 4, chip)
 

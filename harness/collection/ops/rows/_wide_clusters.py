@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 WIDE_BLOCKS = 16
 """Blocks of a cluster, at most: twice what every GPU with clusters allows."""
-_WIDE_SHARED = (
-    200 * 1024
-)  # bytes that a block may have on GPUs that allow them, such as sm_90 and sm_100; sm_120 has less
+_WIDE_SHARED = 200 * 1024  # bytes that a block may have where such clusters are allowed, as on sm_90 and sm_100
 
 
 def most_blocks(chip: Chip) -> int:
@@ -34,9 +32,10 @@ def resident_clusters(kernel: Kernel, threads: int, shared: int, cluster: int) -
 
 
 def _allowed(kernel: Kernel) -> bool:
+    import torch
     from cuda.bindings import driver
-    from cuda.core import Device
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-    (status,) = driver.cuKernelSetAttribute(attribute, 1, kernel._kernel.handle, Device().device_id)
+    # Not a method of Kernel: all reference runs would count as runs of older code after a change in harness/cuda.
+    (status,) = driver.cuKernelSetAttribute(attribute, 1, kernel._kernel.handle, torch.cuda.current_device())
     return bool(status == driver.CUresult.CUDA_SUCCESS)

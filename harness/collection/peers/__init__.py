@@ -6,6 +6,6 @@ A library that isn't installed, or that can't do a case, is 'unsupported' with t
 
 from __future__ import annotations
 
-from harness.collection.peers import flashinfer, liger, quack, triton
+from harness.collection.peers import flashinfer, liger, quack, torchao, triton
 
-__all__ = ["flashinfer", "liger", "quack", "triton"]
+__all__ = ["flashinfer", "liger", "quack", "torchao", "triton"]

@@ -184,6 +184,27 @@ def _flashinfer_centred(x: Any, gemma: Any, beta: Any, eps: float) -> Any:
     return centred(x, gemma, beta, eps)[0]
 
 
+def _ao_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    assert x.dtype == weight.dtype == torch.int8
+    assert (scale.shape, scale.dtype) == ((1, 1), torch.float32)
+    return (x.int() @ weight.int()).float() * scale
+
+
+def _ao_integers(
+    x: torch.Tensor,
+    block: tuple[int, int],
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    to: torch.dtype,
+    *ends: int,
+) -> torch.Tensor:
+    assert (block[0], len(scale) * block[1]) == x.shape
+    assert zero_point.shape == scale.shape
+    assert not zero_point.any()
+    assert ends == (-128, 127)
+    return (x * (1.0 / scale)).round().clamp(*ends).to(to)
+
+
 FAKES: dict[str, dict[str, Any]] = {
     "liger_kernel": {},
     "liger_kernel.ops": {},
@@ -211,6 +232,10 @@ FAKES: dict[str, dict[str, Any]] = {
         "swiglu_fused_gate_up_forward": lambda y: (y, _gated(y)),
         "swiglu_fused_gate_up_backward": _liger_gated_back,
     },
+    "torchao": {},
+    "torchao.kernel": {"int_scaled_matmul": _ao_product},
+    "torchao.quantization": {},
+    "torchao.quantization.quant_primitives": {"quantize_affine": _ao_integers},
     "quack": {},
     "quack.softmax": {"softmax_fwd": lambda x: torch.softmax(x, -1), "softmax_bwd": soft_back},
     "quack.rmsnorm": {

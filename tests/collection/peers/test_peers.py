@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,6 +31,7 @@ NAMES = {"triton": "triton_tutorial"}
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All libraries, as modules of stand-ins."""
+    monkeypatch.setattr(peers.torchao, "compiled", lambda function: function)  # to compile takes seconds
     for name, content in FAKES.items():
         module = ModuleType(name)
         module.__spec__, module.__path__ = ModuleSpec(name, None), []
@@ -53,13 +55,21 @@ CHOICES = {
     "swiglu": {"layout": "packed"},
     "swiglu_grad": {"layout": "packed"},
     "rope": {"pairs": "halves", "way": "forward"},
+    "quantize": {"scales": "tensor"},
+    "int8_linear": {"scales": "tensor", "data": "normal"},
 }
+SIZES: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "rope": lambda columns: (9, 4, 2, columns, 16),
+    "int8_linear": lambda columns: (33, columns, 48),
+}
+"""Sizes of ops that don't have rows and columns alone."""
 
 
 def case_of(which: str, dtype: str = "float16", columns: int = 64, **choices: str) -> Case:
     """A case of a few rows of so many columns, or heads of so many elements."""
     op, variant = which.split("/")
-    sizes = dict(zip(OPS[op].symbols, (9, 4, 2, columns, 16) if op == "rope" else (9, columns), strict=True))
+    values = SIZES[op](columns) if op in SIZES else (9, columns)
+    sizes = dict(zip(OPS[op].symbols, values, strict=True))
     return Case(op, variant, dtype, tuple(sizes.items()), tuple((CHOICES.get(op, {}) | choices).items()))
 
 
@@ -68,6 +78,8 @@ def case_of(which: str, dtype: str = "float16", columns: int = 64, **choices: st
 @pytest.mark.parametrize("which", CALLED)
 def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str, dtype: str) -> None:
     case = case_of(which, dtype)
+    if dtype not in OPS[case.op].dtypes:
+        pytest.skip(f"{case.op} has no {dtype}")
     with cuda.assuming(KNOWN["sm_90"]):
         if reason := _variant(*which.split("/")).unsupported(case):
             pytest.skip(reason)
@@ -80,6 +92,8 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
     [
         ("rope/flashinfer", {"pairs": "interleaved"}),
         ("swiglu/liger", {"layout": "separate"}),
+        ("quantize/torchao", {"scales": "channel"}),
+        ("int8_linear/torchao", {"scales": "channel"}),
         *(
             ("rope/quack", {"pairs": pairs, "way": way})
             for pairs in ("halves", "interleaved")
@@ -88,7 +102,7 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
     ],
 )
 def test_a_library_gets_each_choice(which: str, choices: dict[str, str]) -> None:
-    assert complaint(case_of(which, "bfloat16", **choices)) is None
+    assert complaint(case_of(which, OPS[which.split("/", maxsplit=1)[0]].dtypes[-1], **choices)) is None
 
 
 def test_rope_of_flashinfer_reads_the_rows_of_the_table_that_tokens_have() -> None:
@@ -156,6 +170,9 @@ def _variant(op: str, name: str) -> Any:
         ("rms_norm/quack", "float16", 1023, "sm_90", None),
         ("rms_norm/flashinfer", "float32", 64, "sm_90", "takes float16 and bfloat16 only"),
         ("layer_norm/flashinfer", "float16", 64, "sm_90", "takes bfloat16 only"),
+        ("int8_linear/torchao", "float16", 64, "sm_80", None),
+        ("int8_linear/torchao", "float16", 60, "sm_80", "multiples of 8"),
+        ("quantize/torchao", "float32", 77, "sm_80", None),
     ],
 )
 def test_what_a_library_does_not_take(which: str, dtype: str, columns: int, arch: str, words: str | None) -> None:
@@ -185,7 +202,9 @@ def test_which_choices_a_library_takes(which: str, choices: dict[str, str], word
 @pytest.mark.parametrize("which", [each for file in FILES for each in variants_of(file)])
 def test_the_real_library_is_right(which: str) -> None:
     timing = Timing(timeout=120.0)
-    cases = [case_of(which, dtype, columns) for dtype in ("bfloat16", "float32") for columns in (64, 1000, 4096)]
+    known: set[str] = set(OPS[which.partition("/")[0]].dtypes)
+    dtypes = known - {"float16"} or known
+    cases = [case_of(which, dtype, columns) for dtype in sorted(dtypes) for columns in (64, 1000, 4096)]
     heard = SimpleNamespace(**dict.fromkeys(("planned", "note", "limited", "started", "finished"), lambda *_: None))
     found = runner.check([Job(case, timing) for case in cases], "cuda", (), heard)
     assert {each.status for each in found} <= {"ok", "unsupported"}, [each.error for each in found]

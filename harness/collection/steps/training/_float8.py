@@ -1,10 +1,12 @@
 """Products in float8 with a scale for each tensor, found anew for each product: forward in e4m3, gradients in e5m2.
 
-Micikevicius et al. (2022) describe the two types. torchao's recipe "tensorwise" does the same.
+Micikevicius et al. (2022) describe the two types. torchao's recipe "tensorwise" does the same; `by_torchao` takes it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,27 @@ def in_float8(model: torch.nn.Module) -> torch.nn.Module:
             if isinstance(module, torch.nn.Linear):
                 module.forward = partial(linear, product, module.weight)
     return model
+
+
+def by_torchao(model: torch.nn.Module) -> torch.nn.Module:
+    """The same by torchao's linear layers, which keep the weights. On a CPU torchao acts as if it had such products."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(emulate=next(model.parameters()).device.type == "cpu")
+    for block in blocks_of(model).values():
+        convert_to_float8_training(block, config=config)
+    return model
+
+
+OF: Mapping[str, Callable[[torch.nn.Module], torch.nn.Module]] = {"torch": in_float8, "torchao": by_torchao}
+"""What puts a model's blocks in float8, by the name that a rung has for it."""
+
+
+def obstacle(whose: str) -> str | None:
+    """Why products of this name can't be taken; None if they can."""
+    if whose == "torchao" and importlib.util.find_spec("torchao") is None:
+        return "torchao isn't installed: pip install 'torchao>=0.17'"
+    return None
 
 
 def flops(config: LlamaConfig, size: int) -> tuple[tuple[str, int], ...]:

@@ -65,7 +65,14 @@ _LADDER = (
         "compile_chunked with the model in bfloat16, and masters in float32",
         half="pure",
     ),
-    on(_COMPILE_CHUNKED, "compile_fp8", "compile_chunked with products of blocks in float8", fp8=True),
+    on(_COMPILE_CHUNKED, "compile_fp8", "compile_chunked with products of blocks in float8", fp8="torch"),
+    on(
+        _COMPILE_CHUNKED,
+        "compile_torchao",
+        "compile_chunked with products of blocks in float8 by torchao",
+        role="peer",
+        fp8="torchao",
+    ),
     on(_COMPILE_CHUNKED, "compile_autotune", f"compile_chunked in mode {AUTOTUNE}", compiled=AUTOTUNE),
     _NORMS,
     _GATES,
@@ -82,7 +89,7 @@ def _in_float8(name: str) -> tuple[Rung, Rung]:
 
     Torch's kernels and ours meet there with all that torch has: the model in bfloat16, float8, a graph.
     """
-    rung = on(_BY_NAME[name], f"{name}_fp8", f"{name} with products of blocks in float8", fp8=True)
+    rung = on(_BY_NAME[name], f"{name}_fp8", f"{name} with products of blocks in float8", fp8="torch")
     return rung, on(rung, f"{rung.name}_graph", f"{rung.name} as a CUDA graph of the step", graph=True)
 
 

@@ -14,6 +14,7 @@ from harness.ops import MODES, Choice, Role
 
 Half = Literal["none", "mixed", "pure"]
 Backend = Literal["", "flash", "cudnn", "flex"]
+Float8 = Literal["", "torch", "torchao"]
 
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 STEP, GRAPH = "step", "graph"
@@ -39,7 +40,7 @@ class Rung:
     and softmax leave their input's type, as ours do, where autocast makes float32 of it. sdpa: whether attention is
     torch's scaled_dot_product_attention. backend: which of its kernels, '' for its own choice; 'flex' for torch's
     flex_attention. chunked: whether the logits of a Llama are made for a part of the tokens at a time, and again in the
-    backward. recomputed: whether blocks keep only what enters them. fp8: whether products of blocks are in float8.
+    backward. recomputed: whether blocks keep only what enters them. fp8: whose products in float8 blocks have, if any.
     graph: whether a CUDA graph of the whole step is replayed. compiled: the mode
     in which torch.compile compiles the model, if it does; the optimizer isn't compiled, since it is one kernel already.
     streams: whether gradients of weights are computed on a second stream.
@@ -63,7 +64,7 @@ class Rung:
     backend: Backend = ""
     chunked: bool = False
     recomputed: bool = False
-    fp8: bool = False
+    fp8: Float8 = ""
     graph: bool = False
     compiled: str = ""
     streams: bool = False

@@ -26,6 +26,7 @@ from harness.collection.steps.training._rungs import (
     STEP,
     UNCLIPPED,
     UNSCALE,
+    Float8,
     Rung,
     as_asked,
     asked_of,
@@ -94,19 +95,21 @@ def add(op: Op, rung: Rung) -> None:
 class _Kind:
     """What decides which cases of a rung can't run.
 
-    It is a graph, is about unscaling, has gradients in halves, or attention by torch's flex_attention.
+    It is a graph, is about unscaling, has gradients in halves, or attention by torch's flex_attention. float8: whose
+    products in float8 it has.
     """
 
     graph: bool
     unscales: bool
     in_halves: bool
     flex: bool
+    float8: Float8
 
 
 def refusal(rung: Rung) -> Callable[[Case], str | None]:
     """The function that says why a case of the rung can't be measured; None if it can."""
     unscales, in_halves = rung.loop or rung.name == UNSCALE.name, rung.adam and rung.half == "pure"
-    return _refusal(_Kind(rung.graph, unscales, in_halves, rung.backend == "flex"))
+    return _refusal(_Kind(rung.graph, unscales, in_halves, rung.backend == "flex", rung.fp8))
 
 
 @cache
@@ -116,7 +119,7 @@ def _refusal(kind: _Kind) -> Callable[[Case], str | None]:
 
 
 def _reason(kind: _Kind, case: Case) -> str | None:
-    if why := cant_cut(case):
+    if why := cant_cut(case) or _float8.obstacle(kind.float8):
         return why
     if case.values.get(STEP) == GRAPH and (kind.graph or case.device == "cpu"):
         why = "its step is a graph without that" if kind.graph else "a CPU has no CUDA graphs"

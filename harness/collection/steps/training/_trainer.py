@@ -76,7 +76,7 @@ class Trainer:
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
         if rung.fp8:
-            _float8.in_float8(self.model)
+            _float8.OF[rung.fp8](self.model)
         if rung.recomputed:
             keep_little(self.model)
         self.second_stream = _second_stream(self.model, setup) if rung.streams else None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from harness.collection.models.files import blocks_of
 from harness.collection.steps.training import _first_step, _float8, _llama, _steps
 from harness.collection.steps.training._llama import LLAMA
 from harness.collection.steps.training._trainer import Setup, Trainer
+from harness.model import Case
 from harness.ops import Catalogue
 from tests.one_test import one_test
 from tests.rare import rare
@@ -132,6 +137,54 @@ def test_a_model_in_bfloat16_has_right_gradients_by_products_in_float8(name):
     assert _first_step.complaints(replace(RUNGS[name], compiled=""), SETUP) == ()
 
 
+@pytest.fixture
+def torchao(monkeypatch):
+    """torchao with linear layers that stand for its own, and the settings that they were made with."""
+    settings = []
+
+    class Converted(torch.nn.Linear):
+        """Keeps the weight, as torchao's does."""
+
+    def convert(module, *, config):
+        settings.append(config)
+        for one in list(module.modules()):
+            for name, child in one.named_children():
+                if isinstance(child, torch.nn.Linear):
+                    made = Converted(1, 1, bias=False)
+                    made.weight = child.weight
+                    setattr(one, name, made)
+
+    fake = {"Float8LinearConfig": lambda emulate: emulate, "convert_to_float8_training": convert}
+    for name, content in {"torchao": {}, "torchao.float8": fake}.items():
+        module = ModuleType(name)
+        module.__spec__, module.__path__ = ModuleSpec(name, None), []
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return settings, Converted
+
+
+def test_torchao_s_layers_are_in_blocks_alone_and_have_the_weights(torchao):
+    settings, converted = torchao
+    model = llama.Llama(TOY)
+    before = list(model.parameters())
+    assert _float8.by_torchao(model) is model
+    changed = {name for name, module in model.named_modules() if isinstance(module, converted)}
+    assert len(changed) == 7 * TOY.layers
+    assert all(name.startswith(tuple(blocks_of(model))) for name in changed)
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
+    assert settings == [True] * TOY.layers, "a CPU has no products in float8, so that torchao acts as if it had"
+    assert _first_step.complaints(replace(RUNGS["compile_torchao"], compiled=""), SETUP) == ()
+
+
+def test_a_rung_by_torchao_says_how_to_install_it(monkeypatch):
+    case = Case("llama_train", "compile_torchao", "bfloat16", (("B", 1),), (("model", "llama_toy"),))
+    refuse = Catalogue()["llama_train"].variants["compile_torchao"].unsupported
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert refuse(case) == "torchao isn't installed: pip install 'torchao>=0.17'"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "there")
+    assert refuse(case) is None
+
+
 def test_operations_of_a_float8_rung_are_those_of_its_products():
     op = Catalogue()["llama_train"]
     (float8, case) = op.variants["compile_fp8"].arithmetic({"model": "llama_1b", "B": 3}, 2)
@@ -164,7 +217,7 @@ def test_bfloat16_alone_is_offered():
 def test_torch_s_kernels_and_ours_are_both_in_float8_with_all_else_that_they_have():
     pairs = [("compile_half_fp8", "compile_half"), ("compile_ours_fp8", "compile_ours")]
     for name, below in pairs:
-        assert replace(RUNGS[below], name=name, base=below, summary=RUNGS[name].summary, fp8=True) == RUNGS[name]
+        assert replace(RUNGS[below], name=name, base=below, summary=RUNGS[name].summary, fp8="torch") == RUNGS[name]
         graph = RUNGS[f"{name}_graph"]
         assert replace(RUNGS[name], name=graph.name, base=name, summary=graph.summary, graph=True) == graph
     assert [RUNGS[name].role for name, _ in pairs] == ["baseline", "ours"]

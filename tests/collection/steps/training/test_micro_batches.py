@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.collection.steps.training import _first_step, _scaling, _steps, _timed_step, _trainer
+from harness.collection.steps.training import _first_step, _float8, _scaling, _steps, _timed_step, _trainer
 from harness.collection.steps.training._curves import trained
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._llama import LLAMA
@@ -135,7 +135,8 @@ def test_a_case_s_choice_reaches_its_trainings(setup_of):
     assert setup_of(ctx).micro_batches == 4
 
 
-def test_every_rung_takes_micro_batches():
+def test_every_rung_takes_micro_batches(monkeypatch):
+    monkeypatch.setattr(_float8, "obstacle", lambda _: None)  # torchao isn't installed
     assert all(_steps.refusal(rung)(case("llama_train", rung.name, micro_batches=2)) is None for rung in LLAMA)
 
 

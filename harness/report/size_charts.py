@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_TICKS = 8
+_CHARACTER = 1 / 8
+"""Of the room that each of so many ticks has, what a character of its label takes."""
 _FEWEST_POWERS = 4
 _WIDE_RANGE = 1024
 """Largest over smallest size from which on a line goes through powers of two only."""
@@ -264,13 +266,32 @@ def _size_axis(axes: matplotlib.axes.Axes, over: Sizes, most: int) -> None:
     shown = over.powers if are_powers else over.sizes
     shown = shown[:: math.ceil(len(shown) / most)]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [size_label(size) for size in shown])
+    axes.set_xticks(shown, _labels(shown, _CHARACTER / most))
     axes.minorticks_off()
     if over.others:
         axes.plot([], [], label="hollow: size above the plot", **_HOLLOW, marker="o", color="black", markersize=4.5)
         axes.set_xticks(over.places(over.others), list(map(str, over.others)), minor=True)
         above: dict[str, Any] = {"top": True, "labeltop": True, "bottom": False, "labelbottom": False}
         axes.tick_params(axis="x", which="minor", labelsize=5.5, labelrotation=90, width=0.4, length=2, **above)
+
+
+def _labels(sizes: Sequence[int], character: float) -> list[str]:
+    """Labels of sizes on a logarithmic axis; '' for a label that would touch the one before.
+
+    character: what a character takes, as a share of the axis.
+    """
+    found: list[str] = []
+    width, taken = math.log2(sizes[-1] / sizes[0]) or 1.0, -math.inf
+    for size in sizes:
+        label = size_label(size)
+        middle, half = (
+            math.log2(size) / width,
+            character * (len(label.strip("$").replace("^{", "").rstrip("}")) + 1) / 2,
+        )
+        is_free = middle - half >= taken
+        found.append(label if is_free else "")
+        taken = middle + half if is_free else taken
+    return found
 
 
 def _littles_law(axes: matplotlib.axes.Axes, timed: pd.DataFrame, multiprocessors: int) -> None:

@@ -77,7 +77,7 @@ __device__ __forceinline__ void keep(int (&to)[ROWS * SUMS_PITCH], const Sums& s
 
 __device__ __forceinline__ void store(int sum, unsigned row, long long column, const Result& result) {
   if (row < result.rows && column < result.columns) {
-    result.y[row * result.columns + column] = scaled(sum, result.scale(column));
+    result.y[row * result.columns + column] = scaled(sum, result.of_row(row) * result.of_column(column));
   }
 }
 

@@ -1,6 +1,7 @@
-// A linear layer in int8: y[m, n] = (the sum over k of x[m, k] * weight[n, k]) * x_scale * weight_scale[n], in float16.
+// A linear layer in int8: y[m, n] = (the sum over k of x[m, k] * weight[n, k]) * x_scale[m] * weight_scale[n], in
+// float16.
 //
-// Macros: PER_CHANNEL (a scale for each column of y, or one for all), and
+// Macros: PER_CHANNEL and PER_ROW (a scale for each column of y, and for each row, or one for all), and
 //   1.  WIDTH (8, 4 or 1 elements a thread), INDEX (unsigned, or unsigned long long where WIDTH is 1), BY_32 (the sums are
 //       in cuBLASLt's order COL32)
 //   2.  as in int8_tiles.cuh
@@ -59,7 +60,7 @@
 //       424.6 us   11.2% of ceiling  moves 1.593 GB  2.36x the speed of eager
 //   int32_out_col4: the same in the orders COL32 and COL4_4R2_8C
 //   int32_out_col32: the same in the orders COL32 and COL32_2R_4R4
-//   fused: a product of ours, which scales its sums in registers and writes float16; a scale for each channel, and any
+//   fused: a product of ours, which scales its sums in registers and writes float16; scales for rows and channels, any
 //     sizes
 //   int8_out: cuBLASLt's product, which scales its sums and writes int8
 //       74.22 us   63.9% of ceiling  moves 205.6 MB  5.72x the speed of int32_out
@@ -78,6 +79,9 @@
 #endif
 #ifndef PER_CHANNEL
 #define PER_CHANNEL 0
+#endif
+#ifndef PER_ROW
+#define PER_ROW 0
 #endif
 
 #if defined(TILE_M)
@@ -165,7 +169,7 @@ extern "C" __global__ void dequantise(const int* __restrict__ sums, const float*
 #pragma unroll
     for (unsigned j = 0; j < WIDTH; ++j) scale[j] = weight_scale[0];
   }
-  const float of_x = x_scale[0];
+  const float of_x = x_scale[PER_ROW ? row : 0];
   Halves result;
 #pragma unroll
   for (unsigned j = 0; j < WIDTH; ++j) {

@@ -1,7 +1,8 @@
 // Rows of int8 that follow each other in memory, in chunks of 16 bytes, and what becomes of sums of their products.
 //
 // Macros: COPY: bytes that one access moves. Rows begin at multiples of COPY (16, 8 or 4), and are as long; with COPY = 1
-// they begin at any byte. PER_CHANNEL: a scale for each column of y, or one for all.
+// they begin at any byte. PER_CHANNEL: a scale for each column of y, or one for all. PER_ROW: x has a scale for each of
+// its rows, or one for all.
 #pragma once
 
 #include "../include/mma.cuh"
@@ -147,20 +148,31 @@ __device__ __forceinline__ void multiply_add(int (&d)[4], unsigned a0, unsigned 
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// y, and what a sum is multiplied with.
+// y, and what a sum is multiplied with: the scale of the column and the scale of the row. The scale of all x is a part of
+// the columns' scales.
 struct Result {
   const float* __restrict__ x_scale;
   const float* __restrict__ weight_scale;
   __half* __restrict__ y;
   long long rows, columns;
 
-  __device__ __forceinline__ float scale(long long column) const {
+  __device__ __forceinline__ float of_column(long long column) const {
     if constexpr (PER_CHANNEL) {
-      return column < columns ? __ldg(x_scale) * __ldg(weight_scale + column) : 0.0f;
+      return column < columns ? of_all_x() * __ldg(weight_scale + column) : 0.0f;
     } else {
-      return __ldg(x_scale) * __ldg(weight_scale);
+      return of_all_x() * __ldg(weight_scale);
     }
   }
+  __device__ __forceinline__ float of_row(long long row) const {
+    if constexpr (PER_ROW) {
+      return row < rows ? __ldg(x_scale + row) : 0.0f;
+    } else {
+      return 1.0f;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ float of_all_x() const { return PER_ROW ? 1.0f : __ldg(x_scale); }
 };
 __device__ __forceinline__ __half scaled(int sum, float scale) {
   return __float2half_rn(static_cast<float>(sum) * scale);

@@ -198,15 +198,17 @@ __device__ __forceinline__ void multiply(Sums& sums, unsigned stage, const Lane&
 
 __device__ __forceinline__ void load_scales(float (&to)[PACK], const Result& result, long long column) {
 #pragma unroll
-  for (unsigned e = 0; e < PACK; ++e) to[e] = result.scale(column + e);
+  for (unsigned e = 0; e < PACK; ++e) to[e] = result.of_column(column + e);
 }
 
-// The lane's pack in rows 8 * half and on of product i, and in group g of the columns.
+// The lane's pack in rows 8 * half and on of product i, and in group g of the columns. scales: of the columns.
 __device__ __forceinline__ Pack<__half> pack_of(const Sums& sums, unsigned i, unsigned g, unsigned half,
-                                                const float (&scales)[PACK]) {
+                                                const float (&scales)[PACK], float of_row) {
   Pack<__half> pack;
 #pragma unroll
-  for (unsigned e = 0; e < PACK; ++e) pack.at[e] = scaled(sums[i][4 * g + e / 2][2 * half + e % 2], scales[e]);
+  for (unsigned e = 0; e < PACK; ++e) {
+    pack.at[e] = scaled(sums[i][4 * g + e / 2][2 * half + e % 2], of_row * scales[e]);
+  }
   return pack;
 }
 
@@ -222,7 +224,8 @@ __device__ __forceinline__ void store_packs(const Sums& sums, const Result& resu
 #pragma unroll
     for (unsigned i = 0; i < 2 * DOWN; ++i) {
       if (at.row + lane.row + i * 8 >= result.rows) break;
-      const Pack<__half> pack = pack_of(sums, i / 2, g, i % 2, scales);
+      const float of_row = result.of_row(at.row + lane.row + i * 8);
+      const Pack<__half> pack = pack_of(sums, i / 2, g, i % 2, scales, of_row);
       store_whole(to + i * 8 * result.columns, reinterpret_cast<const uint4&>(pack));
     }
   }
@@ -245,7 +248,8 @@ __device__ __forceinline__ void store_elements(const Sums& sums, const Result& r
 #pragma unroll
       for (unsigned half = 0; half < 2; ++half) {
         unsigned char* to = own + (thread / 4 + 8 * half) * STAGED_PITCH + (g * GROUP + thread % 4 * PACK) * 2;
-        *reinterpret_cast<Pack<__half>*>(to) = pack_of(sums, i, g, half, scales);
+        const float of_row = result.of_row(at.row + lane.row + i * MMA_M + half * 8);
+        *reinterpret_cast<Pack<__half>*>(to) = pack_of(sums, i, g, half, scales, of_row);
       }
     }
     __syncwarp();
@@ -284,7 +288,7 @@ __device__ __forceinline__ void store_shared(const Sums& sums, const Result& res
     int sum = 0;
 #pragma unroll
     for (unsigned rank = 0; rank < SPLIT; ++rank) sum += load_remote(address_in(rank, from));
-    result.y[row * result.columns + column] = scaled(sum, result.scale(column));
+    result.y[row * result.columns + column] = scaled(sum, result.of_row(row) * result.of_column(column));
   }
   meet_split();  // the others may still read here
 }

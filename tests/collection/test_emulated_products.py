@@ -14,11 +14,13 @@ from tests.rare import rare
 TILE = {"tile": "32x64", "warps": 4, "depth": 64, "stages": 3, "blocks": 1, "split": 1}
 CASES = [
     rare({"M": 70, "K": 208, "N": 264, "scales": "channel"}, TILE, "tiles", {}),
-    ({"M": 70, "K": 208, "N": 264, "scales": "channel"}, TILE, "tiles", {"y": 1}),
-    rare({"M": 37, "K": 520, "N": 75}, {**TILE, "split": 4}, "tiles", {}),
+    ({"M": 70, "K": 208, "N": 264, "scales": "token"}, TILE, "tiles", {"y": 1}),
+    rare({"M": 70, "K": 208, "N": 264, "scales": "token"}, TILE, "tiles", {}),
+    rare({"M": 37, "K": 520, "N": 75, "scales": "token"}, {**TILE, "split": 4}, "tiles", {}),
     rare({"M": 33, "K": 133, "N": 72}, None, "tiles", {}),
     rare({"M": 3, "K": 1004, "N": 40, "scales": "channel"}, None, "few", {"x": 4}),
     rare({"M": 9, "K": 2048, "N": 20}, None, "few", {"weight": 3}),
+    rare({"M": 9, "K": 2048, "N": 20, "scales": "token"}, None, "few", {}),
 ]
 
 

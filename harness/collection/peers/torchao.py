@@ -36,11 +36,11 @@ def _too_odd(case: Case) -> str | None:
     unsupported=_too_odd,
 )
 def int8_linear_torchao(_: Context) -> Launch:
-    """Its scale of rows is that of x. Sums times scales may leave float16's range, so both are in float32."""
+    """A scale of all x stands for each row. Sums times scales may leave float16's range, so both are in float32."""
     from torchao.kernel import int_scaled_matmul
 
     def product(x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> Any:
-        return (int_scaled_matmul(x, weight.t(), x_scale.reshape(1, 1)) * weight_scale).half()
+        return (int_scaled_matmul(x, weight.t(), x_scale.unsqueeze(1)) * weight_scale).half()
 
     function = compiled(product)
     return lambda t: (function(t.x, t.weight, t.x_scale, t.weight_scale),)

@@ -186,7 +186,8 @@ def _flashinfer_centred(x: Any, gemma: Any, beta: Any, eps: float) -> Any:
 
 def _ao_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     assert x.dtype == weight.dtype == torch.int8
-    assert (scale.shape, scale.dtype) == ((1, 1), torch.float32)
+    assert scale.shape in ((1, 1), (len(x), 1))
+    assert scale.dtype == torch.float32
     return (x.int() @ weight.int()).float() * scale
 
 

@@ -93,7 +93,7 @@ def test_a_library_is_called_as_it_wants_and_gives_what_the_op_wants(which: str,
         ("rope/flashinfer", {"pairs": "interleaved"}),
         ("swiglu/liger", {"layout": "separate"}),
         ("quantize/torchao", {"scales": "channel"}),
-        ("int8_linear/torchao", {"scales": "channel"}),
+        *(("int8_linear/torchao", {"scales": scales}) for scales in ("channel", "token")),
         *(
             ("rope/quack", {"pairs": pairs, "way": way})
             for pairs in ("halves", "interleaved")

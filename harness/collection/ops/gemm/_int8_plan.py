@@ -129,12 +129,12 @@ class Int8Plan:
         of_warp = _SIXTEEN * (2 * across // _grid(self.plan)[1] + PACK_BYTES)
         return staged + (0 if whole else self.number("warps") * of_warp)
 
-    def built(self, per_channel: int) -> Built:
-        """The kernel."""
+    def built(self, scales: dict[str, str | int]) -> Built:
+        """The kernel. scales: the macros of a case's scales."""
         macros: dict[str, str | int] = {
             "COPY": self.copy,
             "SPLIT": self.number("split"),
-            "PER_CHANNEL": per_channel,
+            **scales,
         }
         if self.few:
             macros |= {"ROWS": self.padded, "TILES": self.few, "STEPS": self.number("depth") // _STEP}
@@ -144,6 +144,12 @@ class Int8Plan:
         macros |= {"TILE_M": tile_m, "TILE_N": tile_n, "WARPS_M": down, "WARPS_N": across}
         macros |= {"DEPTH": self.number("depth"), "STAGES": self.number("stages"), "BLOCKS": self.number("blocks")}
         return Built(_FILE, "int8_linear_tiles", macros, self.threads, self.shared(self.whole), self.number("split"))
+
+
+def scales(case: Case) -> dict[str, str | int]:
+    """The macros that say which scales a case has."""
+    chosen = dict(case.choices)["scales"]
+    return {"PER_CHANNEL": int(chosen != "tensor"), "PER_ROW": int(chosen == "token")}
 
 
 def _sizes(tile: str) -> tuple[int, int]:
@@ -216,7 +222,7 @@ def _refuse_tiles(made: Int8Plan, chip: Chip) -> str | None:
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    yield _made(case, plan).built(int(dict(case.choices)["scales"] == "channel"))
+    yield _made(case, plan).built(scales(case))
 
 
 def _alike(case: Case) -> object:
@@ -323,7 +329,7 @@ def _few_of_bytes(plan: Plan) -> Plan:
 
 def _run(ctx: Context, made: Int8Plan) -> Launch:
     """Launches of a plan's kernel."""
-    s, built = ctx.s, made.built(int(ctx.s.scales == "channel"))
+    s, built = ctx.s, made.built(scales(ctx.case))
     kernel = ctx.kernel(built.file, built.entry, built.macros)
     down, across = blocks(s.M, made.tile[0]), blocks(s.N, made.tile[1])
     sizes = [ctypes.c_int64(s.M), ctypes.c_int64(s.N), ctypes.c_uint32(s.K)]

@@ -1,8 +1,8 @@
 """A linear layer in int8, y = (x w^T) * scales: rows S14 and S15. Twin of int8_linear.cu.
 
-x is (M, K) with one scale, the weight (N, K) with one scale, or one for each of its rows. The sums are int32, and
-exact. The dtype of a case is y's. The leanest form that is known writes int8 in place of float16, and the work
-counts that, so a variant that writes more is further from the ceiling.
+x is (M, K) with one scale, or one for each of its rows, and so has the weight (N, K). The sums are int32, and exact.
+The dtype of a case is y's. The leanest form that is known writes int8 in place of float16, and the work counts that, so
+a variant that writes more is further from the ceiling.
 
 Each case reports the error of its y against the product in float64 of what x and the weight were before they were
 quantised (`_int8`). So a case of int8 shows what quantising costs, and `float16` what rounding to float16 costs.
@@ -42,12 +42,16 @@ _ORDERED = 32  # columns that cuBLASLt's own orders keep together
 _FEWEST_ROWS, _MULTIPLE = 17, 8  # that torch._int_mm takes on a GPU: rows, and a factor of the other sizes
 
 
+def _scales_of_x(s: Symbols) -> tuple[int]:
+    return (s["M"] if s["scales"] == "token" else 1,)
+
+
 def _scales_of_weight(s: Symbols) -> tuple[int]:
-    return (s["N"] if s["scales"] == "channel" else 1,)
+    return (1 if s["scales"] == "tensor" else s["N"],)
 
 
 _X, _WEIGHT = Tensor("x", ("M", "K"), "int8"), Tensor("weight", ("N", "K"), "int8")
-_SCALES = Tensor("x_scale", (1,), "float32"), Tensor("weight_scale", _scales_of_weight, "float32")
+_SCALES = Tensor("x_scale", _scales_of_x, "float32"), Tensor("weight_scale", _scales_of_weight, "float32")
 
 
 def make(ctx: Context) -> dict[str, Any]:
@@ -55,8 +59,8 @@ def make(ctx: Context) -> dict[str, Any]:
     x, weight = _int8.real(ctx)
     largest = max(float(part.abs().max()) for _, part in _int8.products(x, weight))
     (x8, x_scale), (weight8, weight_scale) = (
-        _int8.quantise(x),
-        _int8.quantise(weight, per_row=ctx.s.scales == "channel"),
+        _int8.quantise(x, per_row=ctx.s.scales == "token"),
+        _int8.quantise(weight, per_row=ctx.s.scales != "tensor"),
     )
     y_scale = x_scale.new_full((1,), largest / _int8.LARGEST)
     return {"x": x8, "weight": weight8, "x_scale": x_scale, "weight_scale": weight_scale, "y_scale": y_scale}
@@ -73,12 +77,12 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
 
     given, errors, unit = t.before, _int8.Inaccuracy(), float(torch.finfo(torch.float16).eps)
     real_x, real_weight = _int8.real(ctx)
-    scales = given.x_scale.double() * given.weight_scale.double()
+    of_x, of_weight = given.x_scale.double().unsqueeze(1), given.weight_scale.double()
     half_step = t.y_scale.double() / 2 if ctx.case.variant in _OF_INT8 else None
     quantised = _int8.products(given.x, given.weight)
     for (here, sums), (_, exact) in zip(quantised, _int8.products(real_x, real_weight), strict=True):
         errors.add(t.y[here], exact)
-        want, allowed = sums * scales, None
+        want, allowed = sums * (of_x[here] if len(of_x) > 1 else of_x) * of_weight, None
         if ctx.case.variant == "float16":
             want = exact
             allowed = unit * (exact.abs() + real_x[here].norm(dim=1, keepdim=True) * real_weight.norm(dim=1))
@@ -93,7 +97,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
 def work(s: Symbols, _: int) -> Work:
     """Each operand is read once, and y is written once in int8."""
     weights = s["N"] * s["K"]
-    scales = 4 * (2 + _scales_of_weight(s)[0])
+    scales = 4 * (1 + _scales_of_x(s)[0] + _scales_of_weight(s)[0])
     return Work(read=s["M"] * s["K"] + weights + scales, written=s["M"] * s["N"])
 
 
@@ -102,7 +106,10 @@ OP = Op(
     "y = (x w^T) * scales, a linear layer in int8",
     symbols={"M": "rows of x", "K": "columns of x", "N": "columns of y"},
     choices={
-        "scales": Choice("the weight has one scale, or one for each of its rows", ("tensor", "channel")),
+        "scales": Choice(
+            "x and the weight have one scale each; or the weight one for each row; or both one for each row",
+            ("tensor", "channel", "token"),
+        ),
         "data": Choice("normal, or with some columns of x 20 to 100 times larger", ("normal", "outliers")),
     },
     dtypes=("float16",),
@@ -122,9 +129,10 @@ def _elements(s: Symbols) -> tuple[int, int]:
 
 
 def _eager_traffic(s: Symbols, _: int) -> Traffic:
-    """The sums in int32, their product with the scales in float32, and y."""
+    """The sums in int32, their product with each kind of scales in float32, and y."""
     operands, y = _elements(s)
-    return Traffic(read=operands + 4 * y + 4 * y, written=4 * y + 4 * y + 2 * y)
+    products = 2 if s["scales"] == "token" else 1
+    return Traffic(read=operands + 4 * y + products * 4 * y, written=4 * y + products * 4 * y + 2 * y)
 
 
 def _int32_traffic(s: Symbols, _: int) -> Traffic:
@@ -135,7 +143,7 @@ def _int32_traffic(s: Symbols, _: int) -> Traffic:
 def _fused_traffic(s: Symbols, _: int) -> Traffic:
     """Both operands, the scales of both, and y in float16."""
     operands, y = _elements(s)
-    return Traffic(read=operands + 4 * (1 + _scales_of_weight(s)[0]), written=2 * y)
+    return Traffic(read=operands + 4 * (_scales_of_x(s)[0] + _scales_of_weight(s)[0]), written=2 * y)
 
 
 def _by_torch(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -144,7 +152,10 @@ def _by_torch(x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weig
     rows = x.shape[0]
     if rows < _FEWEST_ROWS:  # which users fill up with zeros, as torch asks for on a GPU
         x = torch.nn.functional.pad(x, (0, 0, 0, _FEWEST_ROWS - rows))
-    return (torch._int_mm(x, weight.t())[:rows] * (x_scale * weight_scale)).half()
+    sums = torch._int_mm(x, weight.t())[:rows]
+    if len(x_scale) == 1:
+        return (sums * (x_scale * weight_scale)).half()
+    return (sums * x_scale.unsqueeze(1) * weight_scale).half()
 
 
 def _too_odd(case: Case) -> str | None:
@@ -201,7 +212,7 @@ def float16(_: Context) -> Launch:
 
 def _product(case: Case, out: str, order: Order = "") -> Gemm:
     s = case.symbols
-    alpha = "one" if out == "int32" else "columns" if dict(case.choices)["scales"] == "channel" else "device"
+    alpha = "one" if out == "int32" else "device" if dict(case.choices)["scales"] == "tensor" else "columns"
     return Gemm(s["M"], s["N"], s["K"], "int8", out, alpha=alpha, order=order)  # type: ignore[arg-type]
 
 
@@ -264,7 +275,7 @@ def _dequantiser(ctx: Context, *, by_32: bool) -> Callable[[torch.Tensor, Tensor
             {
                 "WIDTH": each,
                 "INDEX": INDEX_TYPE[64 if each == 1 else 32],
-                "PER_CHANNEL": int(s.scales == "channel"),
+                **_int8_plan.scales(ctx.case),
                 "BY_32": int(by_32),
             },
         )
@@ -318,7 +329,7 @@ def int32_out_col32(ctx: Context) -> Launch:
 
 @OP.variant(
     "fused",
-    "a product of ours, which scales its sums in registers and writes float16; a scale for each channel, and any sizes",
+    "a product of ours, which scales its sums in registers and writes float16; scales for rows and channels, any sizes",
     rows=("S14",),
     traffic=_fused_traffic,
     unsupported=_int8_plan.obstacle,
@@ -330,6 +341,14 @@ def fused(ctx: Context) -> Launch:
 
 
 _ALPHA = Tensor("alpha", _scales_of_weight, "float32")
+_FITS = needs(_to_int8)
+
+
+def _no_int8(case: Case) -> str | None:
+    """Why cuBLASLt can't write int8; None if it can."""
+    if dict(case.choices)["scales"] == "token":
+        return "cuBLASLt takes no scale for each row of x"
+    return _FITS(case)
 
 
 def _encode_scales(_: Context, t: Tensors) -> dict[str, Any]:
@@ -348,7 +367,7 @@ _TO_INT8: dict[str, Any] = {
     "outputs": (Tensor("q", ("M", "N"), "int8"),),
     "encode": _encode_scales,
     "decode": _decode,
-    "unsupported": needs(_to_int8),
+    "unsupported": _no_int8,
 }
 _OF_INT8 = ("int8_out", "tuned")
 

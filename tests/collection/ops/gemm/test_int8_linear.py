@@ -16,12 +16,13 @@ from tests.one_test import one_test
 # width, alone and in clusters.
 COMPILED = [
     *({"M": 64, "K": 32, "N": n, "scales": scales} for n in (64, 36, 33) for scales in ("tensor", "channel")),
+    *({"M": m, "K": 4096, "N": n, "scales": "token"} for m, n in ((8, 1000), (64, 33), (6272, 384))),
     *({"M": m, "K": k, "N": 1000, "scales": "channel"} for m in (8, 16, 64) for k in (4096, 1000, 1004, 1001)),
     *({"M": m, "K": k, "N": 28_672, "scales": "channel"} for m in (1, 16) for k in (128, 4096, 1004)),
     *({"M": m, "K": k, "N": 384, "scales": "channel"} for m in (777, 6272, 25_088, 401_408) for k in (128, 1000, 1004)),
 ]
 LT = ["int32_out", "int32_out_col4", "int32_out_col32", "int8_out", "tuned"]
-SCALES = ["tensor", "channel"]
+SCALES = ["tensor", "channel", "token"]
 SHAPES = [(17, 16, 8), (33, 32, 96), (64, 96, 100), (1000, 128, 384), (333, 512, 1536), (49, 3072, 768)]
 
 
@@ -33,9 +34,10 @@ def case_of(variant, shape, scales="tensor", device="cuda"):
 def plain(t, y=None):
     """The arithmetic of the variants in plain torch: exact sums, scaled in float32, then rounded."""
     ((_, sums),) = _int8.products(t.x, t.weight)
+    scales = t.x_scale.unsqueeze(1) * t.weight_scale
     if y == "int8":
-        return _int8.rounded(sums.float() * (t.x_scale * t.weight_scale / t.y_scale)).float() * t.y_scale
-    return (sums.float() * (t.x_scale * t.weight_scale)).half()
+        return _int8.rounded(sums.float() * (scales / t.y_scale)).float() * t.y_scale
+    return (sums.float() * scales).half()
 
 
 @pytest.fixture
@@ -84,12 +86,13 @@ def test_the_kernel_scales_every_sum(catalogue, placed, scales, n, offset):
         ctx = Context(case, torch.float16, torch.device("cuda"), torch.Generator("cuda"), catalogue["int8_linear"])
         sums = torch.randint(-(2**20), 2**20, (m, n), device="cuda", dtype=torch.int32)
         sums.view(-1)[0] = -(2**31)
-        weight_scale = torch.rand(n if scales == "channel" else 1, device="cuda") / 2**16
-        x_scale, y = torch.rand(1, device="cuda"), placed((m, n), "float16", offset)
+        weight_scale = torch.rand(1 if scales == "tensor" else n, device="cuda") / 2**16
+        x_scale, y = torch.rand(m if scales == "token" else 1, device="cuda"), placed((m, n), "float16", offset)
         t = Tensors(x_scale=x_scale, weight_scale=weight_scale, y=y.tensor)
         _dequantiser(ctx, by_32=False)(sums, t)
         torch.cuda.synchronize()
-        torch.testing.assert_close(y.tensor, (sums.float() * (x_scale * weight_scale)).half(), rtol=0, atol=0)
+        want = (sums.float() * (x_scale.unsqueeze(1) * weight_scale)).half()
+        torch.testing.assert_close(y.tensor, want, rtol=0, atol=0)
         y.assert_untouched_around()
 
 
@@ -105,8 +108,9 @@ def test_the_kernel_reads_cublaslts_order_of_32_columns(catalogue, placed, scale
     case = Case("int8_linear", "int32_out_col4", "float16", (("M", m), ("K", 32), ("N", n)), (("scales", scales),))
     ctx = Context(case, torch.float16, torch.device("cuda"), torch.Generator("cuda"), catalogue["int8_linear"])
     sums = torch.randint(-1000, 1000, (m, n), device="cuda", dtype=torch.int32)
-    weight_scale = torch.rand(n if scales == "channel" else 1, device="cuda")
-    t = Tensors(x_scale=torch.ones(1, device="cuda"), weight_scale=weight_scale, y=placed((m, n), "float16").tensor)
+    weight_scale = torch.rand(1 if scales == "tensor" else n, device="cuda")
+    x_scale = torch.ones(m if scales == "token" else 1, device="cuda")
+    t = Tensors(x_scale=x_scale, weight_scale=weight_scale, y=placed((m, n), "float16").tensor)
     _dequantiser(ctx, by_32=True)(sums.view(m, n // 32, 32).transpose(0, 1).contiguous(), t)
     torch.testing.assert_close(t.y, (sums.float() * weight_scale).half(), rtol=0, atol=0)
 
@@ -157,6 +161,8 @@ def test_baselines_agree_with_the_reference_on_the_cpu(trial, scales, data):
 @pytest.mark.parametrize("scales", SCALES)
 def test_each_output_is_held_to_its_own_rounding(trial, scales):
     for variant, kind in [("int32_out", None), ("int8_out", "int8"), ("tuned", "int8")]:
+        if kind and scales == "token":
+            continue
         this = trial("int8_linear", variant, "float16", M=64, K=128, N=48, scales=scales)
         y = plain(this.inputs, kind)
         decode = OP.variants[variant].decode
@@ -200,7 +206,7 @@ def test_outliers_and_a_second_rounding_cost_accuracy_and_scales_of_channels_gai
     usual = figures(trial)
     assert 35 < usual["snr"] < 45
     assert usual["mean_error"] < usual["largest_error"] < 0.1
-    assert figures(trial, scales="channel")["snr"] > usual["snr"]
+    assert figures(trial, scales="token")["snr"] > figures(trial, scales="channel")["snr"] > usual["snr"]
     assert figures(trial, "int8", "int8_out")["snr"] < usual["snr"]
     assert figures(trial, data="outliers")["mean_error"] > 0
 
@@ -243,13 +249,15 @@ def test_zeros_give_zeros(trial, scales, what):
     x, weight = torch.randn(32, 16), torch.randn(24, 16)
     zeroed = {"x": x, "weight": weight, "row of the weight": weight[3], "row of x": x[5]}[what]
     zeroed.zero_()
-    t.x, t.x_scale = _int8.quantise(x)
-    t.weight, t.weight_scale = _int8.quantise(weight, per_row=scales == "channel")
+    t.x, t.x_scale = _int8.quantise(x, per_row=scales == "token")
+    t.weight, t.weight_scale = _int8.quantise(weight, per_row=scales != "tensor")
     y = plain(t)
     assert not bool(y.isnan().any())
     of_zeros = {"row of the weight": y[:, 3], "row of x": y[5]}.get(what, y)
     assert not bool(of_zeros.any())
     assert this.complaint(y=y) is None
+    if scales == "token":
+        return
     # An output's scale of 0 takes everything to 0.
     t.y_scale = torch.zeros(1)
     alpha = OP.variants["int8_out"].encode(this.ctx, t)["alpha"]
@@ -306,6 +314,13 @@ def test_the_product_writes_int8_with_the_scales_in_alpha(lt, launch_on_cpu, var
     assert len(t.alpha) == (8 if scales == "channel" else 1)
 
 
+def test_cublaslt_writes_no_int8_with_a_scale_for_each_row(lt):
+    for variant in ("int8_out", "tuned"):
+        told = OP.variants[variant].unsupported(case_of(variant, (64, 64, 64), "token"))
+        assert told == "cuBLASLt takes no scale for each row of x"
+    assert OP.variants["int32_out"].unsupported(case_of("int32_out", (64, 64, 64), "token")) is None
+
+
 def test_what_cublaslt_refuses_is_told_in_its_words(lt):
     lt.refused = True
     for variant in LT:
@@ -331,7 +346,7 @@ def test_weights_are_reordered_by_cublaslt_itself(lt, order):
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17])
-@pytest.mark.parametrize("scales", ["tensor", "channel"])
+@pytest.mark.parametrize("scales", SCALES)
 def test_torch_gets_seventeen_rows_or_more(rows, scales, trial, monkeypatch):
     import torch
 

@@ -85,7 +85,7 @@ def test_a_tile_number_needs_32_bits():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", ROWS)
-@pytest.mark.parametrize("scales", ["tensor", "channel"])
+@pytest.mark.parametrize("scales", ["tensor", "channel", "token"])
 def test_every_size_is_right(normal_int8, scales, m):
     for k, n in itertools.product(DEPTHS, COLUMNS):
         assert normal_int8(m, k, n, scales) is None, (k, n)
@@ -129,17 +129,18 @@ def normal_int8(catalogue, placed):
         t = {
             "x": torch.randint(-128, 128, (m, k), generator=generator, device="cuda", dtype=torch.int8),
             "weight": torch.randint(-128, 128, (n, k), generator=generator, device="cuda", dtype=torch.int8),
-            "weight_scale": torch.rand(n if scales == "channel" else 1, generator=generator, device="cuda") / 2**12,
+            "weight_scale": torch.rand(1 if scales == "tensor" else n, generator=generator, device="cuda") / 2**12,
         }
         at = {name: shifted(value, (offsets or {}).get(name, 0)) for name, value in t.items()}
         y = placed((m, n), "float16", (offsets or {}).get("y", 0))
-        x_scale = torch.full((1,), 0.3, device="cuda")
+        x_scale = torch.linspace(0.3, 0.2, m if scales == "token" else 1, device="cuda")
         OP.variants["fused"].prepare(ctx)(Tensors(**at, x_scale=x_scale, y=y.tensor))
         torch.cuda.synchronize()
         y.assert_untouched_around()
         for first in range(0, m, 2**16):
             here = slice(first, first + 2**16)
-            want = ((t["x"][here].double() @ t["weight"].double().t()).float() * (x_scale * t["weight_scale"])).half()
+            factors = (x_scale[here] if scales == "token" else x_scale).unsqueeze(1) * t["weight_scale"]
+            want = ((t["x"][here].double() @ t["weight"].double().t()).float() * factors).half()
             if not torch.equal(y.tensor[here], want):
                 return f"{int((y.tensor[here] != want).sum())} elements from row {first} on are wrong"
         return None

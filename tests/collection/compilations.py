@@ -25,6 +25,8 @@ from tests.collection import texts
 
 COMMITTED = Path(__file__).with_name("compiled.csv")
 A_MONTH = 30 * 24 * 3600
+FEWER_THREADS = ("sm_89", "sm_120")
+"""GPUs whose multiprocessors hold 1536 threads, and so fewer blocks than kernels ask registers for."""
 Macros = tuple[tuple[str, str | int], ...]
 
 
@@ -94,7 +96,10 @@ class Compilation:
 
     def _compile(self, may_warn: bool) -> Compiled:
         cubin, log = compiler.compile_verbose(self.file, dict(self.macros), self.arch)
-        assert may_warn or "warning" not in log, log
+        warnings = [line for line in log.splitlines() if "warning" in line]
+        if self.arch in FEWER_THREADS:
+            warnings = [line for line in warnings if ".minnctapersm will be ignored" not in line]
+        assert may_warn or not warnings, log
         code = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in sections(cubin)}
         return {name: Kernel(**used, code=code[f".text.{name}"]) for name, used in resources(log).items()}
 

@@ -227,7 +227,9 @@ def norms(runs: Runs) -> list[str]:
             for op in ("layer_norm", "layer_norm_grad"):
                 pair = [runs.group(op, dtype, _rows_of(n)) for dtype in TYPES[:2]]
                 every.extend(pair)
-                parts = [_shares(group, runs.newest_with("eager", group)) for group in pair]
+                with_eager = [runs.newest_with("eager", group) for group in pair]
+                every.extend(with_eager)
+                parts = [_shares(*groups) for groups in zip(pair, with_eager, strict=True)]
                 cells += [" / ".join(column) for column in zip(*parts, strict=True)]
             yield [str(n), *cells]
 

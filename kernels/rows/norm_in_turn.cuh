@@ -1,8 +1,8 @@
 // LayerNorm of long rows, and of shorter ones that begin inside of packs. A team is a block or a cluster of blocks. It
 // stays on the chip and takes rows in turn. InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS
-// (of a team, a power of two up to eight), THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows
-// of which a block has its part in shared memory), RESIDENT_BLOCKS (that a multiprocessor is to hold), and 0 or 1: WHOLE
-// (no thread lacks a pack), RAGGED (rows begin inside of packs).
+// (of a team, a power of two up to sixteen), THREADS (of a block), PACKS (of a row that a thread has at most), STAGES
+// (rows of which a block has its part in shared memory), RESIDENT_BLOCKS (that a multiprocessor is to hold), and 0 or 1:
+// WHOLE (no thread lacks a pack), RAGGED (rows begin inside of packs).
 #pragma once
 
 #include "norm.cuh"

@@ -174,6 +174,8 @@ def test_a_figure_that_a_newer_run_lacks_is_of_the_newest_run_that_has_it(
     assert found.figure(results[kept].case.id, "time") == "125.0 ms"
     assert found.figure(results[lost].case.id, "time") == "250.0 ms"
     assert found.figure(results[lost].case.id, "speedup", kept) == "1.00x", "both are of one run"
+    (newest,) = (group for group in found.groups.values() if kept in group.results)
+    assert [found.newest_with(name, newest).folder for name in (kept, lost, "none")] == ["3", "2", "3"]
 
 
 def test_a_later_run_of_some_rungs_in_one_process_gives_only_what_three_processes_lack(runs: Any) -> None:

@@ -1,4 +1,4 @@
-"""torchao, by PyTorch: floats as integers, and products of integers. Its functions as in version 0.18.
+"""Functions of torchao, by PyTorch: floats as integers, and products of integers. As in version 0.18.
 
 They are made of torch's operators, and written for torch.compile, which fuses them.
 """
@@ -36,7 +36,7 @@ def _too_odd(case: Case) -> str | None:
     unsupported=_too_odd,
 )
 def int8_linear_torchao(_: Context) -> Launch:
-    """A scale of all x stands for each row. Sums times scales may leave float16's range, so both are in float32."""
+    """One scale of x stands for each row. Sums times scales may leave float16's range, so both are in float32."""
     from torchao.kernel import int_scaled_matmul
 
     def product(x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> Any:

@@ -200,7 +200,7 @@ def _ao_integers(
     *ends: int,
 ) -> torch.Tensor:
     assert (block[0], len(scale) * block[1]) == x.shape
-    assert zero_point.shape == scale.shape
+    assert (zero_point.shape, zero_point.dtype) == (scale.shape, torch.int32)
     assert not zero_point.any()
     assert ends == (-128, 127)
     return (x * (1.0 / scale)).round().clamp(*ends).to(to)

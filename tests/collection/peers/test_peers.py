@@ -183,6 +183,15 @@ def test_what_a_library_does_not_take(which: str, dtype: str, columns: int, arch
 
 
 @pytest.mark.usefixtures("installed")
+@one_test(("m", "k", "n"), [(16, 64, 64), (17, 60, 64), (17, 64, 60)])
+def test_torchao_s_product_refuses_what_would_go_through_the_cpu(m: int, k: int, n: int) -> None:
+    refuse = _variant("int8_linear", "torchao").unsupported
+    choices = tuple(CHOICES["int8_linear"].items())
+    assert "needs 17 rows" in refuse(Case("int8_linear", "torchao", "float16", (("M", m), ("K", k), ("N", n)), choices))
+    assert refuse(Case("int8_linear", "torchao", "float16", (("M", 17), ("K", 64), ("N", 64)), choices)) is None
+
+
+@pytest.mark.usefixtures("installed")
 @one_test(
     ("which", "choices", "words"),
     [

@@ -39,7 +39,9 @@ class BesidePlan:
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
         share = blocks(packs, cluster)
         count = blocks(share, _MOST_THREADS)
-        if rest or not rows or not packs or count > _MOST_COUNT or (cluster > 1 and not chip.clusters):
+        if rest or not rows or not packs or count > _MOST_COUNT:
+            return None
+        if cluster > (MOST_BLOCKS if chip.clusters else 1):
             return None
         fewest, most = _WIDE
         # So many that a block sums its columns in one turn, if so many threads can; at least, as a row needs.

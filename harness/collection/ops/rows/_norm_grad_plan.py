@@ -33,11 +33,11 @@ _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of 
 _FEWEST_THREADS = 96  # of a block, if a row has a pack for each
 _MOST_THREADS = 1024  # of a block
 # Threads of a multiprocessor that have work: with fewer of them, it holds more blocks, as long as no thread spills.
-# Threads with half a step of a row may be twice as many, threads with packs of halves a few more. In float32 that was
-# faster on an H200 only where clusters had several blocks a multiprocessor.
+# Threads with half a step of a row may be twice as many, threads with packs of halves a few more. In float32 more
+# blocks were faster on an H200 only where clusters had several blocks a multiprocessor.
 _FEWEST_WORKING, _RESIDENT_HALVES = 400, 640
 _BLOCK_BYTES = 16 * 1024  # of a row up to which a single block takes it, where clusters could take longer rows
-# Bytes of a row from which a cluster of 16 takes it, by `sums`; and of shorter ones that are too long for 8.
+# A cluster of 16 takes rows of so many bytes or more, by `sums`, and shorter rows that don't fit 8 blocks.
 _WIDE_BYTES = {1: 250 * 1024, 2: 256 * 1024 + 1}
 # Single elements of a row that a thread has at most: their addresses take registers, too. From 21 on the kernel of
 # LayerNorm in float32 spills 24 to 64 bytes.
@@ -75,6 +75,12 @@ class TeamShape:
         return (
             (4 if self.cluster > 1 else 2) * values * FLOAT * blocks(self.cluster * self.threads // WARP, group) * group
         )
+
+    def stages(self, stage: int, sums: int, chip: Chip) -> int:
+        """Tiles that a block has room for, of those it may want. stage: bytes of one; 0 where there is no room."""
+        # A block may have all shared memory of a multiprocessor, but for what is reserved for one block.
+        room = (chip.shared + RESERVED) // self.resident - RESERVED - _BARRIERS - self.reduction_bytes(sums)
+        return max(0, min(_MOST_STAGES, room // stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +136,11 @@ class NormGradPlan:
         piece = blocks(row.chunks, team.cluster) * row.size
         tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
         stage = 2 * tile_bytes + row.sums * row_bytes
-        # A block may have all shared memory of a multiprocessor, but for what is reserved for one block.
-        room = (chip.shared + RESERVED) // team.resident - RESERVED - _BARRIERS - team.reduction_bytes(row.sums)
-        stages = min(_MOST_STAGES, room // stage)
+        stages, fewest = team.stages(stage, row.sums, chip), _fewest_resident(team.threads)
+        # More blocks were tried on an H200 alone, and where they leave room for all stages.
+        if team.resident > fewest and (stages < _MOST_STAGES or most_blocks(chip) < WIDE_BLOCKS):
+            team = replace(team, resident=fewest)
+            stages = team.stages(stage, row.sums, chip)
         if stages < 1:
             return None
         if stages < _MOST_STAGES and team.cluster > 1 and not row.singles:
@@ -141,7 +149,7 @@ class NormGradPlan:
         most_teams = row.most_teams(rows, team)
         teams = max(1, min(tiles, chip.multiprocessors * team.resident // team.cluster))
         if teams > most_teams:  # fewer teams, if a multiprocessor holds more blocks than it would have to
-            teams = min(teams, max(most_teams, chip.multiprocessors * _fewest_resident(team.threads) // team.cluster))
+            teams = min(teams, max(most_teams, chip.multiprocessors * fewest // team.cluster))
         if (tiles if team.cluster == 1 else rows) <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
             teams = 1
         # Lanes' teams add up their sums of columns in the same memory, when they are done with the tiles.

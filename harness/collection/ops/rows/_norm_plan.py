@@ -23,7 +23,6 @@ _FEWEST_TURNS = 3  # rows that a team must take for this to be faster
 # Packs of a row, by bytes an element: with fewer of them, teams of one row each were faster on an H200.
 _FEWEST_PACKS = {4: 16_385, 2: 8193}
 _FEWEST_RAGGED = {4: 1025, 2: 224}  # where rows begin inside of packs; in float32 an estimate, by the bytes under way
-_FEWEST_BUSY = 0.5  # of the teams that the device holds, at least: see InTurn.grid
 _BARRIER = 8  # bytes
 _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Exchange in norm_in_turn.cuh
 
@@ -104,13 +103,13 @@ class InTurn:
     def grid(self, rows: int, kernel: Kernel) -> int:
         """Blocks for so many rows: as few as take no more turns than all that the device holds.
 
-        0 where another kernel has to do it, since teams whose rows begin alike would leave too many of these idle.
+        0 where another kernel has to do it: the device holds fewer teams than rows begin at different places of a pack.
         """
         # A cluster must lie in one group of multiprocessors, so fewer may fit than there are multiprocessors for.
         most = min(self.most, resident_clusters(kernel, self.threads, self.shared, self.blocks))
         # All rows of a team begin alike, so the number of teams is a multiple of `apart`.
         alike = most // self.apart * self.apart
-        if alike == 0 or alike < _FEWEST_BUSY * most:
+        if alike == 0:
             return 0
         turns = max(1, blocks(rows, alike))
         return blocks(blocks(rows, turns), self.apart) * self.apart * self.blocks

@@ -22,13 +22,22 @@ def most_blocks(chip: Chip) -> int:
 
 
 def resident_clusters(kernel: Kernel, threads: int, shared: int, cluster: int) -> int:
-    """Clusters of so many blocks that the device runs at a time; 0 where it allows none. The kernel may have them then.
+    """Clusters of so many blocks that the device runs at a time; 0 where it allows none, or has no room for one.
+
+    Afterwards the kernel may be launched with them.
 
     threads: of a block. shared: dynamic bytes of a block. cluster: blocks of a cluster.
     """
-    if cluster > MOST_BLOCKS and not _allowed(kernel):
+    if cluster <= MOST_BLOCKS:
+        return kernel.resident_clusters(threads, shared, cluster)
+    if not _allowed(kernel):
         return 0
-    return kernel.resident_clusters(threads, shared, cluster)
+    try:
+        return kernel.resident_clusters(threads, shared, cluster)
+    except Exception as error:
+        if "CLUSTER" in str(error):  # CUDA_ERROR_INVALID_CLUSTER_SIZE, as a part of a GPU may say
+            return 0
+        raise
 
 
 def _allowed(kernel: Kernel) -> bool:

@@ -33,7 +33,7 @@ def in_float8(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def by_torchao(model: torch.nn.Module) -> torch.nn.Module:
-    """The same by torchao's linear layers, which keep the weights. On a CPU torchao acts as if it had such products."""
+    """The same by torchao's linear layers, which keep the weights. On a CPU, torchao emulates the products."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig(emulate=next(model.parameters()).device.type == "cpu")

@@ -360,8 +360,11 @@ def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue
 def test_clusters_are_smaller_where_the_driver_allows_no_large_ones(monkeypatch, catalogue, allowed, cluster):
     pretend_h200(monkeypatch, resident=7)
     monkeypatch.setattr(_wide_clusters, "_allowed", lambda _: allowed)
+    parts = []
+    monkeypatch.setattr(grad._ColumnSums, "__init__", lambda _self, _case, count: parts.append(count))
     name, macros = asked_of(monkeypatch, catalogue["rms_norm_grad"], "float32", 1000, 131_072)[0]
     assert (name, macros["CLUSTER"]) == ("tuned", cluster)
+    assert parts[0] == 7, "as many teams as run at a time"
 
 
 @pytest.mark.parametrize("op", OPS)

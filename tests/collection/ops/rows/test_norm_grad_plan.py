@@ -81,7 +81,7 @@ def test_what_a_compilation_takes_stays_within_registers(plans):
         assert plan.team.kept * width <= 32, (rows, columns, plan)
         assert 32 <= plan.team.threads <= (1024 if plan.team.kept * width <= 8 else 512)
         assert plan.team.threads % 32 == 0
-        assert plan.team.at_once * sums <= 32
+        assert plan.team.at_once * sums * plan.team.cluster <= 32  # a warp has a lane for each sum and block
 
 
 def test_a_thread_has_as_many_single_elements_as_it_reduces_at_a_time(plans):
@@ -98,6 +98,8 @@ def test_a_thread_has_as_many_single_elements_as_it_reduces_at_a_time(plans):
     ("columns", "itemsize", "sums", "cluster"),
     [
         (128_256, 2, 1, 16),
+        (128_000, 2, 1, 16),
+        (127_992, 2, 1, 8),
         (131_072, 2, 2, 8),
         (131_080, 2, 2, 16),
         (65_536, 4, 1, 16),
@@ -111,6 +113,8 @@ def test_clusters_of_16_take_long_rows(columns, itemsize, sums, cluster):
     assert NormGradPlan.of(2**10, columns, itemsize, sums, H200).team.cluster == cluster
     small = NormGradPlan.of(2**10, columns, itemsize, sums, SMALL)
     assert small is None or small.team.cluster <= 8
+    few = NormGradPlan.of(4, columns, itemsize, sums, H200)
+    assert few is None or few.team.cluster <= 8
 
 
 def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
@@ -128,17 +132,18 @@ def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
 @one_test(
     ("columns", "itemsize", "sums", "resident"),
     [
-        (520, 2, 2, 8),
-        (2049, 2, 2, 2),
-        (3001, 2, 1, 2),
-        (5120, 2, 2, 2),
-        (5120, 4, 2, 3),
-        (4096, 2, 2, 2),
-        (1024, 2, 1, 4),
+        *((520, 2, 2, 8), (2049, 2, 2, 2), (3001, 2, 1, 2), (5120, 2, 2, 2), (4096, 2, 2, 2), (1024, 2, 1, 4)),
+        *((640, 2, 2, 5), (1600, 2, 2, 4)),  # 400 threads have work
+        *((5120, 4, 2, 3), (11_008, 4, 1, 3), (260, 4, 2, 5), (3139, 4, 2, 1)),  # in clusters, and alone
+        (38_000, 2, 2, 1),  # with two blocks there would be no room for two rows and all stages
     ],
 )
 def test_a_multiprocessor_has_enough_threads_with_work(columns, itemsize, sums, resident):
-    assert NormGradPlan.of(2**15, columns, itemsize, sums, H200).team.resident == resident
+    plan = NormGradPlan.of(2**15, columns, itemsize, sums, H200)
+    assert plan.team.resident == resident
+    assert plan.stages == 3 or resident == max(1, 512 // plan.team.threads)
+    small = NormGradPlan.of(2**15, columns, itemsize, sums, SMALL)
+    assert small.team.resident == max(1, 512 // small.team.threads), "no such GPU was measured"
 
 
 def test_more_blocks_of_a_multiprocessor_leave_the_tiles_worth_it():

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from harness.collection.ops.chip import WARP, Chip
+from harness.collection.ops.rows import _norm_grad_plan
 from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
-from harness.collection.ops.rows._norm_grad_tuning import beside_plan, tiles_plan
+from harness.collection.ops.rows._norm_grad_tuning import beside_plan, narrower, tiles_plan
 from harness.cuda import assuming
 from harness.cuda.assumed import KNOWN
 from harness.model import Case
@@ -65,10 +66,12 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 ways.add(plan["way"])
                 for built in tuning.kernels(case, plan) if tuning.kernels else ():
                     assert built.shared <= gpu.shared, (case.id, plan)
-                    assert built.cluster <= LARGEST[arch], (case.id, plan)
+                    most = min(8, LARGEST[arch]) if plan["way"] == "beside" else LARGEST[arch]
+                    assert built.cluster <= most, (case.id, plan)
                 if plan["way"] in ("spread", "beside"):
                     continue
                 made = tiles_plan(case, sums, plan)
+                assert made.team.at_once * sums * made.team.cluster <= WARP, (case.id, plan)
                 team, chunk = made.team, 1 if made.singles else 16 // ITEMSIZE[dtype]
                 assert team.threads in range(WARP, 1025, WARP), (case.id, plan)
                 assert made.piece * team.cluster >= columns, (case.id, plan)
@@ -77,6 +80,16 @@ def test_every_plan_that_may_be_tried_covers_the_rows_within_what_the_gpu_has(op
                 assert (team.kept - 1) * (team.lanes or team.threads) * chunk < last <= made.piece, (case.id, plan)
                 assert made.teams >= 1
     assert ways == {"auto", "tiles", "spread", "beside"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_plan_for_narrower_clusters_is_the_rule_s_where_there_are_no_wide_ones(monkeypatch, op: str) -> None:
+    with assuming(KNOWN["sm_90"]):
+        cases = [case_of(op, 2**12, columns, dtype) for columns in (65_536, 128_256, 131_072) for dtype in ITEMSIZE]
+        found = [narrower(case, OPS[op]) for case in cases]
+        monkeypatch.setattr(_norm_grad_plan, "most_blocks", lambda _: 8)
+        want = [NormGradPlan.of(2**12, one.symbols["N"], ITEMSIZE[one.dtype], OPS[op], Chip.current()) for one in cases]
+    assert found == want
 
 
 @pytest.mark.parametrize("arch", [rare("sm_80"), "sm_90", rare("sm_120")])

@@ -172,7 +172,9 @@ def test_torchao_s_layers_are_in_blocks_alone_and_have_the_weights(torchao):
     assert len(changed) == 7 * TOY.layers
     assert all(name.startswith(tuple(blocks_of(model))) for name in changed)
     assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
-    assert settings == [True] * TOY.layers, "a CPU has no products in float8, so that torchao acts as if it had"
+    assert settings == [True] * TOY.layers, "a CPU has no products in float8, so torchao emulates them"
+    _float8.by_torchao(llama.Llama(TOY).to("meta"))
+    assert settings[TOY.layers :] == [False] * TOY.layers
     assert _first_step.complaints(replace(RUNGS["compile_torchao"], compiled=""), SETUP) == ()
 
 

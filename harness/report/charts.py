@@ -124,7 +124,7 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> list[Marks]:
     axes.set_yticks(range(len(values)), plot.rows["series"])
     axes.set_ylim(len(values) - 0.4, -0.6)
     for place, (value, (_, row)) in enumerate(zip(values, plot.rows.iterrows(), strict=True)):
-        bar = shown_interval(axes, plot, row, across=True)
+        bar = shown_interval(axes, plot, row, unit, across=True)
         end = 0 if math.isnan(value) else max(value, bar[1] / unit if bar else value)
         if 0 <= own.get(place, math.inf) - end < _NUMBER * max(own.values(), default=0):
             end = own[place]  # the number would hide the bar's ceiling

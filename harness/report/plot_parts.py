@@ -110,7 +110,7 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
     scale, label = metric_axis(plot)[1], INTERVAL
     for marks in drawn:
         for place, (_, row) in zip(marks.places, marks.rows.iterrows(), strict=True):
-            ends = shown_interval(axes, plot, row, across=across)
+            ends = shown_interval(axes, plot, row, scale, across=across)
             if ends is None:
                 continue
             value = row[plot.metric.name]
@@ -123,13 +123,13 @@ def error_bars(axes: matplotlib.axes.Axes, plot: Plot, drawn: Iterable[Marks], *
 
 
 def shown_interval(
-    axes: matplotlib.axes.Axes, plot: Plot, row: pd.Series[Any], *, across: bool = False
+    axes: matplotlib.axes.Axes, plot: Plot, row: pd.Series[Any], scale: float, *, across: bool = False
 ) -> tuple[float, float] | None:
     """The 95% interval of a row, in SI units, where it is wider than a mark. The axes must have limits.
 
-    across: the metric's axis lies across.
+    scale: as metric_axis has it. across: the metric's axis lies across.
     """
-    ends, scale = interval(plot, row), metric_axis(plot)[1]
+    ends = interval(plot, row)
     return ends if ends and length(axes, [end / scale for end in ends], across=across) > MARK else None
 
 

@@ -221,7 +221,8 @@ def _ceiling_line(axes: matplotlib.axes.Axes, plot: Plot, over: Sizes) -> None:
         # Where no case ran on one device and on several, the ideal is known of several alone.
         found.setdefault(over.sizes[0], found[min(found)] / min(found) * over.sizes[0])
     sizes = sorted(found)
-    heights = [found[size] / metric_axis(plot)[1] for size in sizes]
+    unit = metric_axis(plot)[1]
+    heights = [found[size] / unit for size in sizes]
     axes.plot(over.places(sizes), heights, zorder=1.8, **ceiling_look(plot))
 
 
@@ -241,7 +242,8 @@ def _metric_axis(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 def _from_zero(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     """Start the axis at zero, and leave space at the top for the markers and all intervals."""
-    ends = [found[1] / metric_axis(plot)[1] for _, row in plot.rows.iterrows() if (found := interval(plot, row))]
+    unit = metric_axis(plot)[1]
+    ends = [found[1] / unit for _, row in plot.rows.iterrows() if (found := interval(plot, row))]
     axes.set_ylim(0, 1.04 * max([axes.get_ylim()[1], *ends]))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from harness import report
 from harness.model import Curve, Limits, Measurement, Run, Work
-from harness.report import canvas, charts, frame, plotting
+from harness.report import canvas, charts, frame, plot_parts, plotting, size_charts
 from tests.rare import rare
 from tests.report.conftest import drawn
 
@@ -271,6 +271,28 @@ def test_the_axis_of_lines(
     assert axes.get_xscale() == scale
     low, high = axes.get_xlim()
     assert [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high] == shown
+
+
+def test_the_unit_of_an_axis_is_found_a_few_times_however_many_cases_there_are(
+    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a look at each case, so to find it for each case took most of the time of a large report."""
+    found: list[plotting.Plot] = []
+
+    def counted(plot: plotting.Plot) -> tuple[str, float]:
+        found.append(plot)
+        return "bandwidth (GB/s)", 1e9
+
+    for module in (plot_parts, size_charts):
+        monkeypatch.setattr(module, "metric_axis", counted)
+    counts = []
+    for cases in (5, 50):
+        sizes = [(("N", 2**20 + 256 * size),) for size in range(cases)]
+        run = make_run([measured("a", "float32", shape, work=Work(2**22, 2**22)) for shape in sizes])
+        found.clear()
+        drawn(run, tmp_path / str(cases), monkeypatch)
+        counts.append(len(found))
+    assert 0 < counts[1] <= counts[0]
 
 
 @pytest.mark.parametrize(("slowest", "scale"), [rare(1e-3, "linear"), (1e-5, "log")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
@@ -73,7 +73,6 @@ _MANY, _FEWEST_OF_MANY = (5, 7), 8
 _BLOCK_OF_MANY = 4 * WARP, 8 * WARP
 _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
-_RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
 # Bytes of a matrix up to which its lines are the first that caches give up, where rows are whole packs: of lanes of a
 # warp, and of blocks. In a trial on an H200, which no committed run has, tens of megabytes gained some percent. Larger
 # matrices gained nothing with blocks, and lost with lanes.
@@ -139,7 +138,10 @@ class RowPlan:
             return plain
         if columns % size:
             many = norm and vectors > 1 and rows * plain.cluster >= _FEWEST_ALIKE * chip.multiprocessors
-            return (many and cls._alike(packs, itemsize)) or plain._ragged_with_vectors(packs, itemsize, vectors)
+            # Rows share vectors, but no packs of them, since rows begin at different places of a pack.
+            a_warp = itemsize == 2 and packs <= _RAGGED_WITH_VECTORS
+            alone = cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if a_warp else plain
+            return (many and cls._alike(packs, itemsize)) or alone
         lanes = cls._lanes_with_vectors(packs, itemsize, vectors, norm=norm)
         if lanes:
             return lanes
@@ -225,20 +227,6 @@ class RowPlan:
         if matrices == 2 and packs > MOST_BLOCKS * _MOST_PACKS // matrices * _TWO_FIT:
             return min(MOST_BLOCKS, blocks(packs, _MOST_PACKS // matrices * 1024))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
-
-    def _ragged_with_vectors(self, packs: int, itemsize: int, vectors: int) -> RowPlan:
-        """The same where rows share vectors, but no packs of them, since rows begin at different places of a pack.
-
-        Two vectors take registers. Smaller blocks leave room for more blocks, so twice the number share a long row.
-        """
-        if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
-            return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
-        if vectors == 1 or itemsize == 2 or packs <= _RAGGED_FOUR_BLOCKS or not 1 < self.cluster < MOST_BLOCKS:
-            return self
-        cluster = 2 * self.cluster
-        share = blocks(packs, cluster)
-        count = next((count for count, up_to in _MORE_PACKS[4] if share <= up_to), self.count)
-        return replace(self, count=count, threads=blocks(blocks(share, count), WARP) * WARP, cluster=cluster)
 
     @classmethod
     def _alike(cls, packs: int, itemsize: int) -> RowPlan | None:

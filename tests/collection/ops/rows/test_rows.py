@@ -180,15 +180,6 @@ def test_loads_and_stores_say_that_lines_are_given_up_first(ptx, lanes):
     assert streamed.count("ld.global.cs") == streamed.count("st.global.cs") == 2
 
 
-def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take_registers():
-    plain, shared = RowPlan.of(4397, 30522, 4, H200), RowPlan.with_vectors(4397, 30522, 4, H200)
-    assert (plain.cluster, plain.threads) == (4, 480)
-    assert (shared.cluster, shared.threads) == (8, 320)
-    assert RowPlan.with_vectors(4397, 30522, 4, H200, vectors=1) == plain
-    for columns, chip in [(16385, H200), (40001, H200), (30522, replace(H200, clusters=False))]:
-        assert RowPlan.with_vectors(4397, columns, 4, chip) == RowPlan.of(4397, columns, 4, chip)
-
-
 def test_floats_that_share_one_vector_have_more_threads_for_a_row_in_a_tile():
     one, two = (RowPlan.with_vectors(5000, 197, 4, H200, vectors) for vectors in (1, 2))
     assert (one.lanes, one.count, two.lanes, two.count) == (32, 7, 16, 13)

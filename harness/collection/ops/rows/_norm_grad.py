@@ -17,6 +17,7 @@ from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
 from harness.collection.ops.rows._norm_grad_tuning import beside_plan, narrower, tiles_plan
 from harness.collection.ops.rows._wide_clusters import resident_clusters
+from harness.errors import MachineError
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Plan, Symbols, Tensor, Tensors
 
@@ -264,9 +265,14 @@ def tuned(ctx: Context) -> Launch:
 
 
 def _tiles(case: _GradCase, parameters: Plan) -> tuple[NormGradPlan | None, int]:
-    """The plan on tiles, and how many of its teams run at a time; with smaller clusters where no large one runs."""
+    """The plan on tiles, and how many of its teams run at a time; with smaller clusters where no large one runs.
+
+    Raises MachineError if a search tries a plan of which no team runs: the plan in its place isn't what it asked for.
+    """
     plan = tiles_plan(case.ctx.case, case.sums, parameters)
     teams = 0 if plan is None else _teams(case, plan)
+    if plan and not teams and case.ctx.tried is not None and parameters["way"] == "tiles":
+        raise MachineError(f"this device has no room for a cluster of {plan.team.cluster} blocks of this plan")
     if plan is None or teams or plan.team.cluster <= MOST_BLOCKS:
         return plan, teams
     smaller = narrower(case.ctx.case, case.sums)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+
+from harness.collection.steps.training._settings import side_stream
 
 
-@contextmanager
-def capture_stream() -> Iterator[None]:
+def capture_stream() -> AbstractContextManager[None]:
     """The stream on which torch captures graphs, as the current one.
 
     DistributedDataParallel keeps the nodes that take gradients, and such a node stays on the stream that it was made
@@ -15,8 +15,4 @@ def capture_stream() -> Iterator[None]:
     """
     import torch
 
-    current, stream = torch.cuda.current_stream(), torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield
-    current.wait_stream(stream)
+    return side_stream(torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream)

@@ -56,11 +56,11 @@ def reference_modes() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def side_stream() -> Iterator[None]:
-    """A stream beside the current one, as what is captured later must run on before."""
+def side_stream(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """A stream beside the current one, as what is captured later must run on before. stream: it; else a new one."""
     import torch
 
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    current, side = torch.cuda.current_stream(), stream or torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_TICKS = 8
 _CHARACTER = 1 / 8
-"""Of the room that each of so many ticks has, what a character of its label takes."""
+"""What a character of a label takes, as a share of the room that each of so many ticks has."""
 _FEWEST_POWERS = 4
 _WIDE_RANGE = 1024
 """Largest over smallest size from which on a line goes through powers of two only."""

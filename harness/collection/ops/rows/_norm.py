@@ -213,7 +213,7 @@ def _of_one(ctx: Context, tensors: Arguments) -> Launch:
 def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch | None:
     """Teams that take rows in turn as the plan has it; `two_pass` where packs aren't aligned.
 
-    None where too few of the teams that this device holds would have work.
+    None where this device holds fewer teams than rows begin at different places of a pack.
     """
     kernel = ctx.kernel(*_entry(ctx, "in_turn"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
     fallback = two_pass(ctx, tensors)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 
 from harness.cli import app, profile
 from harness.collection.steps.training import _curves
-from harness.collection.steps.training.profile import losses
+from harness.collection.steps.training._curves import TrainingCurve
+from harness.collection.steps.training.profile import losses, trainings
 from harness.errors import UsageError
 from harness.model import Attachment, Case, Job
 from harness.profile import Ways, _procedure, _request, _target, tools
@@ -127,6 +131,54 @@ def test_the_help_tells_of_losses_and_their_options() -> None:
     assert "losses the losses of a few hundred steps of training, from several seeds" in text
     assert "losses: steps of a training; 300 unless told." in text
     assert "harness profile losses --run reports/mine" in text
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Threads take the place of processes; how many there were, each time that they began."""
+    counts: list[int] = []
+
+    def begun(count: int, _: object) -> ThreadPoolExecutor:
+        counts.append(count)
+        return ThreadPoolExecutor(count)
+
+    monkeypatch.setattr(trainings, "ProcessPoolExecutor", begun)
+    return counts
+
+
+def test_fewer_processes_train_where_memory_lacks(threads: list[int]) -> None:
+    calls: Counter[int] = Counter()
+
+    def training(seed: int) -> TrainingCurve:
+        calls[seed] += 1
+        if seed == 2 and calls[seed] == 1:
+            raise MemoryError("16 GiB")
+        return TrainingCurve((float(seed),), (), ())
+
+    beside = trainings._Beside({(1, seed): partial(training, seed) for seed in range(6)}, 5)
+    assert [beside.curve((1, seed)).losses for seed in range(6)] == [(float(seed),) for seed in range(6)]
+    beside.end()
+    assert threads == [5, 2]
+    assert calls[2] == 2
+    assert calls[0] == calls[1] == 1  # they had ended
+
+
+def test_a_training_that_fits_in_no_memory_costs_only_itself(threads: list[int]) -> None:
+    def training(seed: int) -> TrainingCurve:
+        if seed == 0:
+            raise MemoryError("999 GiB")
+        if seed == 1:
+            raise RuntimeError("broken")
+        return TrainingCurve((0.5,), (), ())
+
+    beside = trainings._Beside({(1, seed): partial(training, seed) for seed in range(4)}, 4)
+    with pytest.raises(MemoryError, match="999 GiB"):
+        beside.curve((1, 0))
+    with pytest.raises(RuntimeError, match="broken"):
+        beside.curve((1, 1))
+    assert beside.curve((1, 3)).losses == (0.5,)
+    beside.end()
+    assert threads == [4, 2, 1]
 
 
 @pytest.mark.gpu

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 from harness import devices
@@ -31,6 +32,8 @@ from harness.session import EndedError
 from harness.store import dump
 
 OwnStep = tuple[LadderRung, StepSheet]
+Training = tuple[int, int]
+"""The number of a case, and the seed."""
 _MOST_PROCESSES = 6
 """Processes that train at a time, each with a model and a context of its own in the device's memory."""
 _FIRST_SEED = 1
@@ -50,18 +53,22 @@ def started(
     todo = [(number, case) for number, case in cases.items() if not reasons[number]]
     alone = any(_own_step(case, catalogue) for _, case in todo)
     count = 1 if alone else min(_processes(device), plan.seeds * len(todo))
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) if count > 1 else None
-    submitted = partial(_submitted, pool, device.kind, plan, group)
-    made = {
-        number: [submitted(case, seed, own=_own_step(case, catalogue)) for seed in _seeds(plan)]
+    trainings = {
+        (number, seed): partial(_trained, case, device.kind, seed, plan, _own_step(case, catalogue))
         for number, case in todo
+        for seed in _seeds(plan)
     }
+    # Without other processes a training may need the group, which can't be sent to another process.
+    beside = _Beside(trainings, count) if count > 1 else None
+
+    def curve(number: int, seed: int) -> TrainingCurve:
+        return beside.curve((number, seed)) if beside else trainings[number, seed](group)
 
     def train(number: int) -> None:
         if reason := reasons[number]:
             raise EndedError("unsupported", reason)
         try:
-            curves = tuple(curve() for curve in made.pop(number))
+            curves = tuple(curve(number, seed) for seed in _seeds(plan))
         except MemoryError as error:
             raise EndedError("out_of_memory", str(error)) from None
         if group.rank:
@@ -73,8 +80,8 @@ def started(
     try:
         yield train
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+        if beside:
+            beside.end()
 
 
 def _seeds(plan: LossPlan) -> range:
@@ -104,20 +111,45 @@ def _own_step(case: Case, catalogue: Catalogue) -> OwnStep | None:
     return step_of(catalogue[case.op].variants[case.variant])
 
 
-def _submitted(  # noqa: PLR0913, PLR0917 - what a training is made of
-    pool: ProcessPoolExecutor | None,
-    kind: str,
-    plan: LossPlan,
-    group: Group,
-    case: Case,
-    seed: int,
-    own: OwnStep | None,
-) -> Callable[[], TrainingCurve]:
-    """A function that waits for a training, or makes it if there is no other process to do so."""
-    if pool is None:
-        return lambda: _trained(case, kind, seed, plan, own, group)
-    future: Future[TrainingCurve] = pool.submit(_trained, case, kind, seed, plan, own)
-    return future.result
+@dataclass(slots=True)
+class _Beside:
+    """Trainings in `count` processes, or in fewer where so many don't fit into the device's memory together."""
+
+    trainings: Mapping[Training, Callable[[], TrainingCurve]]
+    count: int
+    _pool: ProcessPoolExecutor = field(init=False)
+    _futures: dict[Training, Future[TrainingCurve]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._begin(self.trainings)
+
+    def curve(self, training: Training) -> TrainingCurve:
+        """The training's curve. Raises MemoryError for a training that doesn't fit even alone."""
+        while True:
+            try:
+                return self._futures[training].result()
+            except MemoryError:
+                if self.count == 1:
+                    raise
+                self._halve()
+
+    def end(self) -> None:
+        """Wait for the trainings that run; none begins any more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _halve(self) -> None:
+        """Go on with half of the processes, with all trainings that lacked memory or had not begun."""
+        self.end()
+        self.count //= 2
+        self._begin(key for key, future in self._futures.items() if future.cancelled() or _lacked_memory(future))
+
+    def _begin(self, trainings: Iterable[Training]) -> None:
+        self._pool = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"))
+        self._futures |= {key: self._pool.submit(self.trainings[key]) for key in list(trainings)}
+
+
+def _lacked_memory(future: Future[TrainingCurve]) -> bool:
+    return isinstance(future.exception(), MemoryError)
 
 
 def _trained(  # noqa: PLR0913, PLR0917 - as above

@@ -145,7 +145,7 @@ class _Beside:
 
     def _begin(self, trainings: Iterable[Training]) -> None:
         self._pool = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"))
-        self._futures |= {key: self._pool.submit(self.trainings[key]) for key in list(trainings)}
+        self._futures |= {key: self._pool.submit(self.trainings[key]) for key in trainings}
 
 
 def _lacked_memory(future: Future[TrainingCurve]) -> bool:

@@ -7,7 +7,11 @@
 #include "tiles.cuh"
 
 // Units of int32, the widest type.
+#ifdef UNIT_ELEMENTS
+constexpr unsigned SIZE = UNIT_ELEMENTS;
+#else
 constexpr unsigned SIZE = 4;
+#endif
 
 // A step of in_tiles: finish(acc * sx * sw + bias + residual). finish.load() fetches what it needs itself.
 template <typename Finish>

@@ -67,7 +67,11 @@ extern "C" __global__ void quantize_round(const T* __restrict__ x, signed char* 
 //    made once a thread, for all of its rows. Four results are one register: two conversions saturate and pack them.
 #include "tiles.cuh"
 
+#ifdef UNIT_ELEMENTS
+constexpr unsigned SIZE = UNIT_ELEMENTS;
+#else
 constexpr unsigned SIZE = 16 / sizeof(T);
+#endif
 
 struct Quantise {
   const float* scale;

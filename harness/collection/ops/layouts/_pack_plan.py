@@ -212,16 +212,17 @@ class CellTiles:
 class Narrow:
     """What the kernel of narrow.cuh is compiled for and launched with: matrices of few rows, or few columns.
 
-    to_rows: whether x has few columns, and y few rows.
+    to_rows: whether x has few columns, and y few rows. block: threads of a block.
     """
 
     shape: Matrices
     to_rows: bool
+    block: int = THREADS
 
     @classmethod
-    def of(cls, shape: Matrices) -> Self | None:
+    def of(cls, shape: Matrices, block: int = THREADS) -> Self | None:
         """The plan for a batch; None where another number of rows and columns is few, or rows aren't whole packs."""
-        plan = cls(shape, shape.cols in _NARROW)
+        plan = cls(shape, shape.cols in _NARROW, block)
         few = plan.narrow in _NARROW and shape.cell == 1
         return plan if few and plan.long % (PACK_BYTES // shape.itemsize) == 0 and plan.threads < 2**31 else None
 
@@ -245,4 +246,4 @@ class Narrow:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"THREADS": THREADS, "NARROW": self.narrow, "TO_ROWS": int(self.to_rows)}
+        return {"THREADS": self.block, "NARROW": self.narrow, "TO_ROWS": int(self.to_rows)}

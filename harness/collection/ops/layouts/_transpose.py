@@ -53,20 +53,22 @@ def tiles_of(ctx: Context, op: str, shape: Matrices, name: str) -> Launch:
         return word_tiles(ctx, op, shape, int(size) if size else None)
     by_words = not tuning.packs_are_best(shape, cuda.multiprocessors())
     anywhere = word_tiles(ctx, op, shape) if by_words else _pack_tiles(ctx, op, shape)
-    at_packs = _narrow(ctx, op, shape) if kind == "narrow" else _registers(ctx, op, RegisterBlocks(shape, int(size)))
+    cut = _narrow if kind == "narrow" else _registers
+    at_packs = cut(ctx, op, shape, int(size))
     return lambda t: at_packs(t) if begin_on(PACK_BYTES, t) else anywhere(t)
 
 
-def _narrow(ctx: Context, op: str, shape: Matrices) -> Launch:
-    narrow = Narrow.of(shape)
+def _narrow(ctx: Context, op: str, shape: Matrices, block: int) -> Launch:
+    narrow = Narrow.of(shape, block)
     assert narrow
     kernel = ctx.kernel(f"{op}.cu", f"{op}_narrow", {"ELEMENT": WORD_TYPE[shape.itemsize], **narrow.macros})
     row = ctypes.c_uint32(narrow.threads), ctypes.c_uint32(narrow.packs), *cuda.fast_divisor(narrow.packs, 32)
-    grid = blocks(narrow.threads, THREADS)
-    return lambda t: kernel(grid, THREADS, t.x, t.y, *row)
+    grid = blocks(narrow.threads, block)
+    return lambda t: kernel(grid, block, t.x, t.y, *row)
 
 
-def _registers(ctx: Context, op: str, plan: RegisterBlocks) -> Launch:
+def _registers(ctx: Context, op: str, shape: Matrices, warps_across: int) -> Launch:
+    plan = RegisterBlocks(shape, warps_across)
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[plan.shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
     sizes = ctypes.c_uint32(plan.shape.rows), ctypes.c_uint32(plan.shape.cols)

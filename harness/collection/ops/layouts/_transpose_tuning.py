@@ -2,7 +2,8 @@
 
 tiles: 'words' and 'packs' are tiles of words and of packs as the rule cuts them. 'words8' are tiles of words with at
 most 8 words of a thread, 'packs16x8' tiles of packs with 16 packs of a row of x and 8 of a row of y. 'registers2' are
-blocks in registers with two warps side by side. 'narrow' is the kernel for few rows or few columns.
+blocks in registers with two warps side by side. 'narrow64' is the kernel for few rows or few columns, with 64 threads a
+block.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from harness.ops import Built, Plan, Tuning
 _MANY = {2: (8, 0.97), 4: (2.5, 0.9)}
 _FEW_WAVES = 1.2  # up to so many waves, small tiles of halves are better, too, if each multiprocessor has one
 _GAIN, _FLAT_GAIN, _SHIFTED = 0.87, 0.5, 1.15
+NARROW_BLOCKS = 256, 128, 64, 32
+"""Threads that a block of the kernel for few rows or columns may have."""
 _LONGEST = 2**32 - 2**16  # rows or columns: the last tile ends beyond them, below 2^32
 
 
@@ -53,7 +56,7 @@ def tuning(op: str, matrices: Callable[[Case], Matrices]) -> Tuning:
 def tiles(shape: Matrices) -> Iterator[str]:
     """All tiles that these matrices may have at aligned addresses."""
     if Narrow.of(shape):
-        yield "narrow"
+        yield from (f"narrow{block}" for block in NARROW_BLOCKS)
     if RegisterBlocks.fits(shape):
         yield from (f"registers{warps}" for warps in RegisterBlocks.across)
     if PackTiles.of(shape, cuda.multiprocessors(), aligned=True):
@@ -67,7 +70,7 @@ def tiles(shape: Matrices) -> Iterator[str]:
 def ruled(shape: Matrices, multiprocessors: int) -> str:
     """The tiles of matrices where no table says which, as measured on an H200."""
     if Narrow.of(shape):
-        return "narrow"
+        return f"narrow{THREADS}"
     packs, registers = packs_are_best(shape, multiprocessors), RegisterBlocks.of(shape)
     # Tiles of packs are faster for the largest of the matrices in registers, if their elements are floats.
     if registers and not (packs and shape.itemsize == WORD):
@@ -107,9 +110,9 @@ def built(op: str, shape: Matrices, name: str) -> Iterator[Built]:
         blocks = RegisterBlocks(shape, int(size))
         yield Built(file, f"{op}_register_blocks", {**element, **blocks.macros}, blocks.threads)
     else:
-        narrow = Narrow.of(shape)
+        narrow = Narrow.of(shape, int(size))
         assert narrow
-        yield Built(file, f"{op}_narrow", {**element, **narrow.macros}, THREADS)
+        yield Built(file, f"{op}_narrow", {**element, **narrow.macros}, narrow.block)
 
 
 def kind_and_size(name: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of a block, where no table says another
 _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
+_PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
+_SMALL = 2**20  # elements of a matrix whose threads are so few that smaller units may gain
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -50,21 +52,28 @@ class RepeatingTiles:
 
 
 def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None) -> Tuning:
-    """What `tuned` of an op declares that runs `in_tiles`: units of a thread, and threads of a block.
+    """What `tuned` of an op declares that runs `in_tiles`: elements of a unit, units of a thread, threads of a block.
 
     size, columns: as there, of a case.
     """
 
+    def parameters(case: Case) -> dict[str, Sequence[int]]:
+        parts = _PARTS if case.symbols["M"] * case.symbols["C"] <= _SMALL else _PARTS[:1]
+        return {
+            "elements": tuple(size(case) // part for part in parts),
+            "units": _EVERY_UNITS,
+            "threads": _EVERY_THREADS,
+        }
+
+    def rule(case: Case) -> Plan:
+        return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
+
     def kernels(case: Case, plan: Plan) -> Iterator[Built]:
         of_row = columns(case) if columns else case.symbols["C"]
-        options = _macros(case) | _tile_macros(size(case), of_row, int(plan["units"]))
+        options = _macros(case) | _tile_macros(size(case), of_row, plan)
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, int(plan["threads"]))
 
-    return Tuning(
-        lambda _: {"units": _EVERY_UNITS, "threads": _EVERY_THREADS},
-        lambda _: {"units": _UNITS, "threads": _THREADS},
-        kernels=kernels,
-    )
+    return Tuning(parameters, rule, kernels=kernels)
 
 
 def macros(ctx: Context) -> dict[str, str | int]:
@@ -78,9 +87,14 @@ def _macros(case: Case) -> dict[str, str | int]:
     return {"SCALAR": CUDA_TYPE[case.dtype], "INDEX": INDEX_TYPE[bits], "CHANNEL": int(values["scales"] == "channel")}
 
 
-def _tile_macros(size: int, columns: int, units: int) -> dict[str, str | int]:
-    whole: dict[str, str | int] = {"WHOLE": int(columns % size == 0)}
-    return whole if units == _UNITS else whole | {"TILE_UNITS": units}
+def _tile_macros(size: int, columns: int, plan: Plan) -> dict[str, str | int]:
+    elements, units = int(plan["elements"]), int(plan["units"])
+    macros: dict[str, str | int] = {"WHOLE": int(columns % elements == 0)}
+    if elements != size:
+        macros["UNIT_ELEMENTS"] = elements
+    if units != _UNITS:
+        macros["TILE_UNITS"] = units
+    return macros
 
 
 def elements(ctx: Context) -> int:
@@ -108,15 +122,15 @@ def one_element(ctx: Context, entry: str, tensors: Arguments) -> Launch:
 
 
 def in_tiles(ctx: Context, size: int, tensors: Arguments, fallback: Launch, columns: int | None = None) -> Launch:
-    """The kernel <op>_tuned, with units of `size` elements; `fallback` where a tensor doesn't begin on 16 bytes.
+    """The kernel <op>_tuned, with units of `size` elements or less; `fallback` where tensors don't begin on 16 bytes.
 
     columns: after which the numbers of columns repeat: the columns of a row, unless told.
     """
     columns, plan = ctx.s.C if columns is None else columns, ctx.plan()
     assert plan
     units, threads = int(plan["units"]), int(plan["threads"])
-    tiles = RepeatingTiles.of(elements(ctx), columns, size)
-    options = macros(ctx) | _tile_macros(size, columns, units)
+    tiles = RepeatingTiles.of(elements(ctx), columns, int(plan["elements"]))
+    options = macros(ctx) | _tile_macros(size, columns, plan)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_tuned", options)
     grid = blocks(tiles.threads(units), threads)
     scalars = *numbers(ctx, tiles.elements), *divisor(ctx, tiles.period), *divisor(ctx, columns)

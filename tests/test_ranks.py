@@ -104,6 +104,9 @@ class FakeCuda(Cuda):
 
         return replay
 
+    def _fill_queues(self):
+        pass
+
     def _flush(self):
         return lambda: None
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import MARK, Batch, Clock, Fact, MatrixProduct, Ring, Stream, _host, _software
+from harness.devices import MARK, Batch, Clock, Fact, MatrixProduct, Ring, Stream, _host, _queues, _software
 from harness.devices._links import rings
 from harness.devices._matrices import products
 from harness.devices._timing import (
@@ -243,6 +243,7 @@ class Cuda:
         Instead of a graph, single launches: where a rank can't capture the calls, or where they take so long that
         nothing is gained by timing them together. Out of memory is raised.
         """
+        self._fill_queues()
         if timer == "host":
             return host_batch(calls, keep=keep, seconds=seconds, group=group, wait=self.synchronize)
         if timer == "steady":
@@ -317,6 +318,9 @@ class Cuda:
                 raise
         replay: Callable[[], object] = graph.replay
         return replay
+
+    def _fill_queues(self) -> None:
+        _queues.fill(self.torch_device.index)
 
     def _flush(self) -> Callable[[], object]:
         """A call that overwrites the L2."""

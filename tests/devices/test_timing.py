@@ -61,6 +61,9 @@ class FakeCuda(Cuda):
             raise self.refuses
         return lambda: [call() for _ in range(rounds) for call in calls]
 
+    def _fill_queues(self):
+        pass
+
     def _flush(self):
         def flush() -> None:
             self.made.append(FLUSH)

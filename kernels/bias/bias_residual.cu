@@ -101,6 +101,21 @@ extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T
   }
 }
 
+//    Where a tensor has few packs, 4 bytes an access: more threads share the work, and each is done sooner.
+//    `columns` counts words.
+extern "C" __global__ void bias_residual_words(const unsigned* __restrict__ x, const unsigned* __restrict__ bias,
+                                               const unsigned* __restrict__ residual, unsigned* __restrict__ y,
+                                               INDEX words, INDEX columns, INDEX multiplier, unsigned shift) {
+  const INDEX i = thread();
+  if (i < words) {
+    const Lanes<T> a(x[i]), b(bias[Columns<INDEX>{columns, multiplier, shift}.of(i)]), c(residual[i]);
+    Lanes<T> y_i;
+#pragma unroll
+    for (unsigned j = 0; j < Lanes<T>::SIZE; ++j) y_i.at[j] = a.at[j] + b.at[j] + c.at[j];
+    y[i] = y_i.word();
+  }
+}
+
 // 4. and 5. One half an access, and two, added by one instruction: half the memory instructions and half the threads.
 //    Both add in halves: each addition rounds, as it does in two kernels. Step 5 needs rows of whole pairs, whose number
 //    is `columns`.

@@ -66,8 +66,12 @@ template <unsigned SIZE, bool RESIDUAL, typename In, typename Out, typename Step
 __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __restrict__ residual, Out* __restrict__ y,
                                          const Tiles& tiles, Step step) {
   const INDEX whole = tiles.elements / SIZE, thread = thread_index<INDEX>();
-  const INDEX tile = tiles.period.quotient(thread), place = thread - tile * tiles.period.size;
-  const INDEX first = tile * (UNITS * tiles.period.size) + place;
+  INDEX first = thread, place = thread;  // with one unit a thread, the units are in the order of the threads
+  if constexpr (UNITS > 1) {
+    const INDEX tile = tiles.period.quotient(thread);
+    place = thread - tile * tiles.period.size;
+    first = tile * (UNITS * tiles.period.size) + place;
+  }
   if (first > whole) return;  // the unit `whole` is the tensor's rest
   const INDEX column = tiles.columns.remainder(place * SIZE);
   const auto work = [&](const Few<In, SIZE>& raw, const Few<T, SIZE>& added, INDEX unit) {

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 UNROLL = 4  # elements a thread of bias_residual_unrolled
 PARTS = 8
+WORD_BYTES = 4
 _EVERY_BLOCK = (64, 128, 256, 512)  # threads of a block of `tuned` that there may be
+_FEW_BYTES = 256  # of x a multiprocessor, up to which words are faster than packs
+_MOST_BYTES = 2**20  # of x, up to which a search tries words
 LAUNCHES = metrics.fact("launches", "launches", units.COUNT, "kernels of ours that a call launches")
 
 
@@ -155,10 +158,24 @@ def packed8(ctx: Context) -> Launch:
     return _together(ctx, "bias_residual_packed", 8, scalar(ctx))
 
 
+def _parameters(case: Case) -> dict[str, tuple[int, ...]]:
+    """Bytes of an access, and threads of a block. Words are for rows of whole ones, in tensors of few packs."""
+    row = case.symbols["C"] * ITEMSIZE[case.dtype]
+    has_words = row % WORD_BYTES == 0 and case.symbols["R"] * row <= _MOST_BYTES
+    return {"bytes": (PACK_BYTES, WORD_BYTES) if has_words else (PACK_BYTES,), "threads": _EVERY_BLOCK}
+
+
+def _rule(case: Case) -> Plan:
+    few = case.symbols["R"] * case.symbols["C"] * ITEMSIZE[case.dtype] <= _FEW_BYTES * cuda.multiprocessors()
+    by_words = few and WORD_BYTES in _parameters(case)["bytes"]
+    return {"bytes": WORD_BYTES, "threads": 128} if by_words else {"bytes": PACK_BYTES, "threads": BLOCK}
+
+
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    pack, n = PACK_BYTES // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
-    is_whole = case.symbols["C"] % pack == 0
-    entry, count = ("bias_residual_packed", n // pack) if is_whole else ("bias_residual_any", n)
+    together, n = int(plan["bytes"]) // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
+    is_whole = case.symbols["C"] % together == 0
+    whole = "bias_residual_packed" if plan["bytes"] == PACK_BYTES else "bias_residual_words"
+    entry, count = (whole, n // together) if is_whole else ("bias_residual_any", n)
     yield Built("bias_residual.cu", entry, _macros(case, count), int(plan["threads"]))
 
 
@@ -166,13 +183,16 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     "tuned",
     "16-byte packs for floats too, in rows of any length, at any address",
     rows=("S3", "S12"),
-    tuning=Tuning(lambda _: {"threads": _EVERY_BLOCK}, lambda _: {"threads": BLOCK}, kernels=_kernels),
+    tuning=Tuning(_parameters, _rule, kernels=_kernels),
 )
 def tuned(ctx: Context) -> Launch:
-    """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
+    """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row.
+
+    A few rows move in words.
+    """
     plan = ctx.plan()
     assert plan
-    add_all = _in_packs(ctx, int(plan["threads"]))
+    add_all = _in_packs(ctx, int(plan["threads"]), int(plan["bytes"]))
     ctx.report(LAUNCHES.name, 1)
     return lambda t: add_all(t.x, t.bias, t.residual, t.y)
 
@@ -217,20 +237,25 @@ def eight_launches(ctx: Context) -> Launch:
 
 
 def _in_packs(
-    ctx: Context, threads: int = BLOCK
+    ctx: Context, threads: int = BLOCK, size: int = PACK_BYTES
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address. threads: of a block."""
-    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
+    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address.
+
+    threads: of a block. size: bytes of an access, of a pack or of a word.
+    """
+    itemsize, n = ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
+    pack, together = PACK_BYTES // itemsize, size // itemsize
     anywhere, word = _kernel(ctx, "bias_residual_any", n)
     columns = _columns(ctx.s.C, word)
-    whole, of_packs = _kernel(ctx, "bias_residual_packed", n // pack) if ctx.s.C % pack == 0 else (None, word)
-    packs = _columns(ctx.s.C // pack, of_packs)
+    entry = "bias_residual_packed" if size == PACK_BYTES else "bias_residual_words"
+    whole, of_units = _kernel(ctx, entry, n // together) if ctx.s.C % together == 0 else (None, word)
+    units_a_row = _columns(ctx.s.C // together, of_units)
 
     def add_all(*tensors: torch.Tensor) -> None:
         x, _, residual, y = tensors
         count = x.numel()
         if whole and aligned(*tensors):
-            whole(blocks(count // pack, threads), threads, *tensors, of_packs(count // pack), *packs)
+            whole(blocks(count // together, threads), threads, *tensors, of_units(count // together), *units_a_row)
         else:
             vector = ctypes.c_int(aligned(x, residual, y))
             anywhere(blocks(-(-count // pack), threads), threads, *tensors, word(count), vector, *columns)

@@ -31,7 +31,7 @@ from harness.ops import Built, Plan, Tuning
 _MANY = {2: (8, 0.97), 4: (2.5, 0.9)}
 _FEW_WAVES = 1.2  # up to so many waves, small tiles of halves are better, too, if each multiprocessor has one
 _GAIN, _FLAT_GAIN, _SHIFTED = 0.87, 0.5, 1.15
-NARROW_BLOCKS = 256, 128, 64, 32
+NARROW_BLOCKS = THREADS, 128, 64, 32
 """Threads that a block of the kernel for few rows or columns may have."""
 _LONGEST = 2**32 - 2**16  # rows or columns: the last tile ends beyond them, below 2^32
 
@@ -69,13 +69,21 @@ def tiles(shape: Matrices) -> Iterator[str]:
 @lru_cache(maxsize=256)
 def ruled(shape: Matrices, multiprocessors: int) -> str:
     """The tiles of matrices where no table says which, as measured on an H200."""
-    if Narrow.of(shape):
-        return f"narrow{THREADS}"
+    if narrow := Narrow.of(shape):
+        return _ruled_narrow(narrow, multiprocessors)
     packs, registers = packs_are_best(shape, multiprocessors), RegisterBlocks.of(shape)
     # Tiles of packs are faster for the largest of the matrices in registers, if their elements are floats.
     if registers and not (packs and shape.itemsize == WORD):
         return f"registers{registers.warps_across}"
     return "packs" if packs else "words"
+
+
+def _ruled_narrow(narrow: Narrow, multiprocessors: int) -> str:
+    """The largest blocks of which each multiprocessor has one. Where there are too few, words are faster for halves."""
+    block = next((block for block in NARROW_BLOCKS if narrow.threads >= block * multiprocessors), None)
+    if block:
+        return f"narrow{block}"
+    return "words" if narrow.shape.itemsize < WORD else f"narrow{NARROW_BLOCKS[-1]}"
 
 
 def word_tiles(shape: Matrices, items: int | None = None) -> WordTiles | None:

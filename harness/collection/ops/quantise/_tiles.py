@@ -21,6 +21,8 @@ _UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of
 _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
 _SMALL = 2**20  # elements of a matrix whose threads are so few that smaller units may gain
+_FEW: Plan = {"elements": 2, "units": 1, "threads": 256}
+_FEW_ELEMENTS = 1024  # a multiprocessor, up to which `_FEW` is fastest: few threads hide little of each other
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -66,6 +68,8 @@ def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = 
         }
 
     def rule(case: Case) -> Plan:
+        if case.symbols["M"] * case.symbols["C"] <= _FEW_ELEMENTS * cuda.multiprocessors():
+            return _FEW
         return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
 
     def kernels(case: Case, plan: Plan) -> Iterator[Built]:

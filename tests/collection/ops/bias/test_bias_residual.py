@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from harness import cuda
+from harness.collection.ops.bias import bias_residual
 from harness.collection.ops.bias.bias_residual import OP, two_passes
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
 from harness.model import Case, Traffic
@@ -67,6 +69,26 @@ def test_shapes(launch, placed, variant, dtype):
     for shape in SHAPES:
         if not unsupported(variant, dtype, shape):
             check(launch, placed, variant, dtype, shape)
+
+
+@pytest.mark.gpu
+def test_packs_in_small_tensors(launch, placed, monkeypatch, dtype):
+    """Small tensors move in words, unless a table says otherwise."""
+    monkeypatch.setattr(bias_residual, "_FEW_BYTES", 0)
+    for shape in SHAPES:
+        check(launch, placed, "tuned", dtype, shape)
+        check(launch, placed, "tuned", dtype, shape, (1, 0, 3, 1))
+
+
+def test_words_are_for_few_rows_of_whole_words(monkeypatch):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+
+    def plan(rows, columns, dtype="bfloat16"):
+        case = Case("bias_residual", "tuned", dtype, (("R", rows), ("C", columns)))
+        return bias_residual.OP.variants["tuned"].tuning.rule(case)["bytes"]
+
+    assert [plan(1, 4096), plan(16, 768), plan(1, 4096, "float32"), plan(7, 11, "float32")] == [4] * 4
+    assert [plan(1, 4097), plan(64, 1024), plan(16384, 4096)] == [16] * 3
 
 
 @pytest.mark.gpu

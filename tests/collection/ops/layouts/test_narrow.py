@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness import cuda
 from harness.collection.ops.layouts._pack_plan import Narrow
 from harness.collection.ops.layouts._transpose_plan import Matrices
+from harness.collection.ops.layouts._transpose_tuning import ruled, tiles
 from tests.one_test import one_test
 
 
@@ -54,3 +56,16 @@ def test_all_loads_of_a_thread_are_under_way_before_a_store(ptx, element, to_row
     text = ptx("transpose.cu", "transpose_narrow", macros)
     assert (text.count("ld.global.nc.v4"), text.count("st.global.v4")) == (3, 3)
     assert text.rindex("ld.global.nc.v4") < text.index("st.global.v4")
+
+
+def test_small_matrices_have_small_blocks_or_words(monkeypatch):
+    """Large blocks would leave most of 132 multiprocessors without work."""
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+
+    def rule(rows, cols, itemsize):
+        return ruled(Matrices(1, rows, cols, itemsize), 132)
+
+    assert [rule(7, 4096, 2), rule(4096, 7, 2), rule(7, 4096, 4), rule(4096, 7, 4)] == ["words"] * 2 + ["narrow32"] * 2
+    assert [rule(7, 2**16, 2), rule(7, 2**16, 4)] == ["narrow32", "narrow64"]
+    assert [rule(7, 2**20, 2), rule(2**20, 3, 4)] == ["narrow256"] * 2
+    assert all(f"narrow{block}" in {*tiles(Matrices(1, 7, 4096, 2))} for block in (32, 64, 128, 256))

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from harness.collection.ops.quantise import _tiles
 from harness.model import Traffic
 from harness.ops import Catalogue
 from tests.one_test import one_test
@@ -203,6 +204,16 @@ def with_zero_rows(made):
 def test_shapes(judge, name, variant, scales, dtype):
     for rows, columns in [*SHAPES, (2049, 1024), (2051, 1023)]:
         assert judge(name, variant, dtype, rows, columns, scales=scales) is None, (rows, columns)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("scales", SCALES)
+def test_plans_of_large_matrices_at_all_shapes(judge, monkeypatch, name, scales, dtype):
+    """Small matrices have plans of their own, which all tests above take."""
+    monkeypatch.setattr(_tiles, "_FEW_ELEMENTS", 0)
+    for rows, columns in SHAPES:
+        assert judge(name, "tuned", dtype, rows, columns, scales=scales) is None, (rows, columns)
 
 
 @pytest.mark.gpu

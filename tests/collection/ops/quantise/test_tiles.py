@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from harness import cuda
 from harness.collection.ops.elementwise import CUDA_TYPE
+from harness.collection.ops.quantise import dequantize_bias, quantize
 from harness.collection.ops.quantise._tiles import _EVERY_THREADS, _EVERY_UNITS, RepeatingTiles
 from harness.cuda import fast_divisor
+from harness.model import Case
 from tests.one_test import one_test
 from tests.rare import rare
 
@@ -38,7 +41,9 @@ def divided(values, divisor, bits):
     return [((value * multiplier >> bits) + value) >> shift for value in values]
 
 
-@pytest.mark.parametrize(("size", "most", "block"), [rare(4, 4, 256), rare(8, 4, 256), rare(4, 1, 64), (8, 2, 128)])
+@pytest.mark.parametrize(
+    ("size", "most", "block"), [rare(4, 4, 256), rare(8, 4, 256), rare(4, 1, 64), (8, 2, 128), (2, 1, 256)]
+)
 @pytest.mark.parametrize(("rows", "columns"), MATRICES)
 def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, most, block):
     """The arithmetic of in_tiles, thread by thread."""
@@ -50,9 +55,9 @@ def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, mos
     tile_of = divided(range(threads), tiles.period, 32)
     seen = []
     for thread, tile in zip(range(threads), tile_of, strict=True):
-        place = thread - tile * tiles.period
-        assert 0 <= place < tiles.period
-        first = tile * most * tiles.period + place
+        place = thread - tile * tiles.period if most > 1 else thread
+        assert most == 1 or 0 <= place < tiles.period
+        first = tile * most * tiles.period + place if most > 1 else thread
         if first > whole:
             continue
         (row,) = divided([place * size], max(1, columns), 32)
@@ -71,6 +76,21 @@ def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, mos
         assert not rest or whole * size % columns == column
         seen += [element for element in rest if element < elements]
     assert sorted(seen) == list(range(elements))
+
+
+def test_small_matrices_have_small_units_and_one_of_them_a_thread(monkeypatch):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+
+    def plan(op, rows, columns):
+        case = Case(op.name, "tuned", "float16", (("M", rows), ("C", columns)), (("scales", "channel"),))
+        tuning = op.variants["tuned"].tuning
+        assert tuning.obstacle(case, tuning.rule(case)) is None
+        return tuning.rule(case)
+
+    few = {"elements": 2, "units": 1, "threads": 256}
+    for op, elements in ((quantize.OP, 8), (dequantize_bias.OP, 4)):
+        assert [plan(op, 1, 4096), plan(op, 16, 768), plan(op, 333, 3)] == [few] * 3
+        assert [plan(op, 64, 4096), plan(op, 2**17, 1024)] == [{"elements": elements, "units": 4, "threads": 256}] * 2
 
 
 @pytest.mark.parametrize("size", [4, 8])

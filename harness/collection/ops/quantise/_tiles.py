@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 _UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of a block, where no table says another
 _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
-_SMALL = 2**20  # elements of a matrix whose threads are so few that smaller units may gain
-_FEW: Plan = {"elements": 2, "units": 1, "threads": 256}
-_FEW_ELEMENTS = 1024  # a multiprocessor, up to which `_FEW` is fastest: few threads hide little of each other
+_SMALL = 2**20  # elements of a matrix up to which smaller units gain: its threads are few
+_FEW_ELEMENTS = 1024  # a multiprocessor, up to which a thread has one unit: few threads hide little of each other
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -53,10 +52,10 @@ class RepeatingTiles:
         return blocks(blocks(self.elements, self.size), units * self.period) * self.period
 
 
-def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None) -> Tuning:
+def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None, *, few: int = _THREADS) -> Tuning:
     """What `tuned` of an op declares that runs `in_tiles`: elements of a unit, units of a thread, threads of a block.
 
-    size, columns: as there, of a case.
+    size, columns: as there, of a case. few: threads of a block where there are few threads.
     """
 
     def parameters(case: Case) -> dict[str, Sequence[int]]:
@@ -68,9 +67,12 @@ def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = 
         }
 
     def rule(case: Case) -> Plan:
-        if case.symbols["M"] * case.symbols["C"] <= _FEW_ELEMENTS * cuda.multiprocessors():
-            return _FEW
-        return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
+        count = case.symbols["M"] * case.symbols["C"]
+        if count > _SMALL:
+            return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
+        if count > _FEW_ELEMENTS * cuda.multiprocessors():
+            return {"elements": 2, "units": 2, "threads": _THREADS}
+        return {"elements": 2, "units": 1, "threads": few}
 
     def kernels(case: Case, plan: Plan) -> Iterator[Built]:
         of_row = columns(case) if columns else case.symbols["C"]

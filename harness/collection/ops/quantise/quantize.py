@@ -113,7 +113,10 @@ def _columns(case: Case) -> int:
 
 
 @OP.variant(
-    "tuned", "16 bytes of x an access, four of them a thread", rows=("S14",), tuning=_tiles.tuning(_size, _columns)
+    "tuned",
+    "16 bytes of x an access, four of them a thread",
+    rows=("S14",),
+    tuning=_tiles.tuning(_size, _columns, few=128),
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

@@ -210,8 +210,11 @@ def test_shapes(judge, name, variant, scales, dtype):
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("scales", SCALES)
 def test_plans_of_large_matrices_at_all_shapes(judge, monkeypatch, name, scales, dtype):
-    """Small matrices have plans of their own, which all tests above take."""
+    """Small matrices have plans of their own, which all other tests take."""
     monkeypatch.setattr(_tiles, "_FEW_ELEMENTS", 0)
+    for rows, columns in SHAPES:
+        assert judge(name, "tuned", dtype, rows, columns, scales=scales) is None, (rows, columns)
+    monkeypatch.setattr(_tiles, "_SMALL", 0)
     for rows, columns in SHAPES:
         assert judge(name, "tuned", dtype, rows, columns, scales=scales) is None, (rows, columns)
 

@@ -78,7 +78,7 @@ def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, mos
     assert sorted(seen) == list(range(elements))
 
 
-def test_small_matrices_have_small_units_and_one_of_them_a_thread(monkeypatch):
+def test_small_matrices_have_small_units_and_few_of_them_a_thread(monkeypatch):
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
 
     def plan(op, rows, columns):
@@ -87,10 +87,11 @@ def test_small_matrices_have_small_units_and_one_of_them_a_thread(monkeypatch):
         assert tuning.obstacle(case, tuning.rule(case)) is None
         return tuning.rule(case)
 
-    few = {"elements": 2, "units": 1, "threads": 256}
-    for op, elements in ((quantize.OP, 8), (dequantize_bias.OP, 4)):
+    for op, elements, threads in ((quantize.OP, 8, 128), (dequantize_bias.OP, 4, 256)):
+        few = {"elements": 2, "units": 1, "threads": threads}
         assert [plan(op, 1, 4096), plan(op, 16, 768), plan(op, 333, 3)] == [few] * 3
-        assert [plan(op, 64, 4096), plan(op, 2**17, 1024)] == [{"elements": elements, "units": 4, "threads": 256}] * 2
+        assert plan(op, 64, 4096) == {"elements": 2, "units": 2, "threads": 256}
+        assert plan(op, 2**17, 1024) == {"elements": elements, "units": 4, "threads": 256}
 
 
 @pytest.mark.parametrize("size", [4, 8])

@@ -42,7 +42,7 @@ def divided(values, divisor, bits):
 
 
 @pytest.mark.parametrize(
-    ("size", "most", "block"), [rare(4, 4, 256), rare(8, 4, 256), rare(4, 1, 64), (8, 2, 128), (2, 1, 256)]
+    ("size", "most", "block"), [rare(4, 4, 256), rare(8, 4, 256), rare(4, 1, 64), (8, 2, 128), (2, 1, 256), (2, 2, 256)]
 )
 @pytest.mark.parametrize(("rows", "columns"), MATRICES)
 def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size, most, block):

@@ -160,14 +160,14 @@ def command(
         _print_commands(tool, jobs, kind, **asked)
     else:
         code: int = Exit.OK
+        wanted: Sequence[Job] = ()
         if run is None:
             known[tool].refuse()  # before minutes of timing
-            if recorded:
-                profile_cases.refuse_ranks(
-                    recorded, profile_cases.planned(scenarios or [], tool, device, plugins, **chosen)[0]
-                )
+            wanted, _ = profile_cases.of_scenarios(scenarios or [], device, plugins, **chosen)
+            profile_cases.refuse_ranks(recorded, wanted)
             code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = profile_cases.of_run(folder, tool, **chosen)
+        jobs = profile_cases.timed_as(jobs, wanted)
         profile_cases.refuse_another(folder, jobs, kind, plugins, same_kind=Ways.of(known[tool]).any_machine)
         profile_cases.refuse_ranks(recorded, jobs)
         if code := _profile(tool, jobs, kind, **asked) or code:

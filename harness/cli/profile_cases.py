@@ -28,6 +28,14 @@ def planned(
     """The cases of scenarios, or of a run's folder, that a tool takes, and the kind of device."""
     if isinstance(scenarios, Path):
         return of_run(scenarios, tool, only=only, variants=variants)
+    jobs, kind = of_scenarios(scenarios, device, plugins, only=only, variants=variants)
+    return _taken(tool, jobs), kind
+
+
+def of_scenarios(
+    scenarios: Sequence[str], device: str | None, plugins: tuple[Path, ...], *, only: Chosen, variants: Chosen
+) -> tuple[Sequence[Job], str]:
+    """The cases of scenarios, each with the timing that its scenario asks for, and the kind of device."""
     from harness import devices, scenario
     from harness.cli import values
     from harness.ops import Catalogue
@@ -36,7 +44,13 @@ def planned(
     kind = devices.choose(device)
     definitions = scenario.load(scenario.find(scenarios, catalogue), catalogue)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), variants=values.names(list(variants or ())))
-    return _taken(tool, scenario.plan(definitions, catalogue, selection).jobs), kind
+    return scenario.plan(definitions, catalogue, selection).jobs, kind
+
+
+def timed_as(jobs: Sequence[Job], wanted: Sequence[Job]) -> list[Job]:
+    """Cases of a run with the timing of `wanted`, as far as that has them. A run doesn't keep a case's timing."""
+    known = {job.case.id: job for job in wanted}
+    return [known.get(job.case.id, job) for job in jobs]
 
 
 def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:

@@ -63,6 +63,20 @@ def test_cases_that_fail_under_the_tool_are_told(folder: Path, monkeypatch: pyte
     assert store.load(folder).attachments == ()
 
 
+def test_a_case_may_take_as_long_as_its_scenario_allows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's folder doesn't say how long a case may take: a scenario of slow trainings allows more than usual."""
+    slow = folder.parent / "slow.yaml"
+    shape = "shapes: [{N: 33554432}]\ndtypes: [float32]\nvariants: [eager]\nbaseline: eager"
+    slow.write_text(f"title: Slow\nshows: Slow\nop: copy\n{shape}\ntiming: {{timeout: 1234}}\n")
+    given: list[Job] = []
+    monkeypatch.setattr(profile, "_time", lambda *_, **__: 0)
+    monkeypatch.setattr(profile, "_profile", lambda _tool, jobs, *_, **__: given.extend(jobs) or 0)
+    eager = "copy/eager/float32/N33554432"
+    done = profiled("torch", slow, "--output", folder, "--only", eager, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert [(job.case.id, job.timing.timeout) for job in given] == [(eager, 1234)]
+
+
 @pytest.fixture
 def measured(
     header: Header, measurement: Callable[[int], Measurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

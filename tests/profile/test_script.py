@@ -132,6 +132,7 @@ def test_a_script_that_forks_has_a_timeline(tmp_path: Path, capfd) -> None:
     """The process that it forked ends as without a profiler: with its exit code, and what is registered to run then."""
     (tmp_path / "train.py").write_text(
         "import atexit, os, sys, torch\n"
+        "torch.set_num_threads(1)\n"  # OpenMP's threads don't live on in a child, which would wait for them
         "x = torch.ones(64, 64) @ torch.ones(64, 64)\n"
         "child = os.fork()\n"
         "if not child:\n"

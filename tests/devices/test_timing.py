@@ -45,6 +45,7 @@ class FakeCuda(Cuda):
         self.script = list(script)
         self.refuses = refuses
         self.made: list[int] = []
+        self.filled: list[int] = []  # how many calls there had been each time
 
     def call(self, name: int = 0) -> Callable[[], None]:
         def made() -> None:
@@ -62,7 +63,7 @@ class FakeCuda(Cuda):
         return lambda: [call() for _ in range(rounds) for call in calls]
 
     def _fill_queues(self):
-        pass
+        self.filled.append(len(self.made))
 
     def _flush(self):
         def flush() -> None:
@@ -80,6 +81,15 @@ def test_a_first_call_that_loads_a_kernel_is_not_taken_for_the_time_of_a_call(fi
     assert batch.run(3) == pytest.approx([5 * MICRO] * 3)
     # 5 ms hold 1000 calls of 5 us: the size of the graph doesn't rest on the first call either.
     assert batch.calls == pytest.approx(1000, rel=0.01)
+
+
+@one_test("timer", ["graph", "launch", "steady", "host"])
+def test_queues_are_filled_before_the_first_call(timer):
+    device = FakeCuda([5 * MICRO])
+    device.synchronize = lambda: None
+    device.timed(timer)
+    assert device.made
+    assert device.filled == [0]
 
 
 def test_one_slow_call_later_on_does_not_make_calls_long():

@@ -1,13 +1,12 @@
 """The state of a process in which every case is timed on a GPU.
 
-Launches get slower while a process works. On an H200 (driver 580, torch 2.11), once a process has launched from seven
-streams beside the default one, or made four graphs, each kernel takes longer, in every graph and for the rest of the
-process: 1.09 us in place of 0.91 us for a kernel in a graph of 1024 that is replayed, and 1.65 us in place of 1.35 us
-where the kernels work on many buffers. So the first case of a process would seem faster than all others. No process
-leaves the second state, and a program that has worked for a while is in it, so that all cases are timed in it.
+A process launches faster at first. On an H200 (driver 580, torch 2.11), once it has launched from seven streams beside
+the default one, or made four graphs, each kernel takes longer, in every graph and for the rest of the process. So the
+first case of a process would seem faster than all others: torch.compile's quantize of one row took 0.98 us as the first
+case (reports/h200/few_rows_more), and 1.18 us in this state (reports/h200/few_rows_again). No process leaves the state,
+and a program that has worked for a while is in it. So all cases are timed in it.
 
-That it is the GPU's queues of launches which are all taken then is a guess, from the number of streams.
-CUDA_DEVICE_MAX_CONNECTIONS=1 changes nothing. tests/devices/test_queues.py holds what is known.
+That the GPU's queues of launches are all taken then is a guess. CUDA_DEVICE_MAX_CONNECTIONS=1 changes nothing.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@
 // that each access of a warp begins on a line of memory (harness/collection/ops/quantise/_tiles.py).
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
-// (0 or 1: rows are whole units), TILE_UNITS (of a thread, 4 unless told), UNIT_ELEMENTS (fewer of them than 16 bytes
-// have, for matrices that otherwise have threads for a few multiprocessors only).
+// (0 or 1: rows are whole units), TILE_UNITS (of a thread, 4 unless told), UNIT_ELEMENTS (of a unit,
+// fewer than 16 bytes have: then small matrices have threads for more multiprocessors).
 #pragma once
 
 #include "../include/fastdiv.cuh"

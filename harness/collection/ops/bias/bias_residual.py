@@ -48,6 +48,8 @@ PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 UNROLL = 4  # elements a thread of bias_residual_unrolled
 PARTS = 8
 WORD_BYTES = 4
+_ENTRIES = {PACK_BYTES: "bias_residual_packed", WORD_BYTES: "bias_residual_words"}
+"""The kernel for rows of whole units, by the bytes of a unit."""
 _EVERY_BLOCK = (64, 128, 256, 512)  # threads of a block of `tuned` that there may be
 _FEW_BYTES = 256  # of x a multiprocessor, up to which words are faster than packs
 _MOST_BYTES = 2**20  # of x, up to which a search tries words
@@ -174,8 +176,7 @@ def _rule(case: Case) -> Plan:
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     together, n = int(plan["bytes"]) // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
     is_whole = case.symbols["C"] % together == 0
-    whole = "bias_residual_packed" if plan["bytes"] == PACK_BYTES else "bias_residual_words"
-    entry, count = (whole, n // together) if is_whole else ("bias_residual_any", n)
+    entry, count = (_ENTRIES[int(plan["bytes"])], n // together) if is_whole else ("bias_residual_any", n)
     yield Built("bias_residual.cu", entry, _macros(case, count), int(plan["threads"]))
 
 
@@ -247,8 +248,7 @@ def _in_packs(
     pack, together = PACK_BYTES // itemsize, size // itemsize
     anywhere, word = _kernel(ctx, "bias_residual_any", n)
     columns = _columns(ctx.s.C, word)
-    entry = "bias_residual_packed" if size == PACK_BYTES else "bias_residual_words"
-    whole, of_units = _kernel(ctx, entry, n // together) if ctx.s.C % together == 0 else (None, word)
+    whole, of_units = _kernel(ctx, _ENTRIES[size], n // together) if ctx.s.C % together == 0 else (None, word)
     units_a_row = _columns(ctx.s.C // together, of_units)
 
     def add_all(*tensors: torch.Tensor) -> None:

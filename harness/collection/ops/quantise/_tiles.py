@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of a block, where no table says another
 _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
-_SMALL = 2**20  # elements of a matrix up to which smaller units gain: its threads are few
-_FEW_ELEMENTS = 1024  # a multiprocessor, up to which a thread has one unit: few threads hide little of each other
+_SMALL = 2**20  # elements of a matrix up to which units are smaller, so that there are more threads
+_FEW_ELEMENTS = 1024  # a multiprocessor, up to which a thread has one unit: its second one would only add to the time
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -55,7 +55,8 @@ class RepeatingTiles:
 def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None, *, few: int = _THREADS) -> Tuning:
     """What `tuned` of an op declares that runs `in_tiles`: elements of a unit, units of a thread, threads of a block.
 
-    size, columns: as there, of a case. few: threads of a block where there are few threads.
+    size, columns: as there, of a case. few: threads of a block where a thread has one unit. A small matrix has units of
+    fewer elements than `size`, and fewer of them a thread.
     """
 
     def parameters(case: Case) -> dict[str, Sequence[int]]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.ladder._rungs import LadderRung
-from harness.collection.steps.training._ranks import data_parallel, host_mean
+from harness.collection.steps.training._means import gathered_mean
+from harness.collection.steps.training._ranks import data_parallel
 from harness.collection.steps.training._scaling import APART
 from harness.collection.steps.training._trainer import whole
 from harness.errors import UsageError
@@ -48,14 +49,14 @@ def shard(model: torch.nn.Module, rung: LadderRung, blocks: Sequence[torch.nn.Mo
 
 def wrapped(model: torch.nn.Module, rung: LadderRung, device: torch.device, *, unused: bool) -> Any:
     """The model as several ranks call it. unused: whether some weights have no gradient in a step."""
-    if rung.is_sharded or rung.way == "host":
+    if rung.is_sharded or rung.way == "gathered":
         return model
     is_static = rung.way == "static_graph"
     return data_parallel(model, device, static_graph=is_static, find_unused_parameters=unused and not is_static)
 
 
 def average_after_backward(weights: Sequence[torch.Tensor]) -> None:
-    """Let the host average gradients over ranks at the end of each backward, as DistributedDataParallel does.
+    """Average gradients over ranks by `gathered_mean` at the end of each backward, as DistributedDataParallel does.
 
     So a step that clips gradients clips their mean. Raises UsageError if ranks begin with different weights, on every
     rank.
@@ -96,11 +97,11 @@ def average_after_backward(weights: Sequence[torch.Tensor]) -> None:
 
 
 def _average(weights: Sequence[torch.Tensor]) -> None:
-    """Average gradients over ranks on the host; sparse ones, of embeddings, stay sparse."""
+    """Average gradients over ranks by `gathered_mean`; sparse ones, of embeddings, stay sparse."""
     sparse = [weight for weight in weights if weight.grad is not None and weight.grad.is_sparse]
     for weight in sparse:
         weight.grad = weight.grad.to_dense()
-    host_mean(weights)
+    gathered_mean(weights)
     for weight in sparse:
         weight.grad = weight.grad.to_sparse(1)
 

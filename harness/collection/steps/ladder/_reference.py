@@ -12,8 +12,8 @@ PyTorch's autocast had gradients of one layer's queries and keys that were off b
 again, from weights moved by rounding. It is wrong if it is off each time; else a warning tells of it. Where torch's own
 are off as often, draws of torch's are off, too, and allow as much.
 
-Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which the host
-computes in the reference.
+Of several ranks each has the losses of its own batch, and the gradients are the mean over ranks, which each
+rank of the reference computes from the gathered gradients of all ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from harness.collection.steps.training._steps import STEPS
 if TYPE_CHECKING:
     import torch
 
-BY_HOST = replace(FLOAT32, way="host")
+GATHERED = replace(FLOAT32, way="gathered")
 _YARDS = 4.0
 """How far off a gradient may be, over how far torch's own is, and over how far chance puts it."""
 _CHANCES = 3
@@ -88,7 +88,7 @@ def _unlike(losses: Mapping[str, torch.Tensor], known: Mapping[str, tuple[float,
 
 
 def _reference_trainer(setup: StepSetup) -> StepTrainer:
-    return StepTrainer(BY_HOST, replace(setup, wide=can_be_wide(setup)))
+    return StepTrainer(GATHERED, replace(setup, wide=can_be_wide(setup)))
 
 
 @lru_cache(maxsize=2)
@@ -251,7 +251,7 @@ def _compared(setup: StepSetup, found: KeptGradients) -> tuple[ComparedGradients
 @lru_cache(maxsize=8)
 def _yardstick(calm: StepSetup, kind: str) -> Mapping[str, float]:
     """How far off the gradients of eager torch are that computes in this type, at most of some draws."""
-    tf32 = replace(BY_HOST, tf32=kind != "float32")
+    tf32 = replace(GATHERED, tf32=kind != "float32")
     rung = tf32 if kind in ("float32", "tf32") else replace(tf32, half="own" if kind == calm.half else "other")
     wanted = _reference_gradients(calm)
     far: dict[str, float] = {}

@@ -11,7 +11,7 @@ from harness.collection.steps.ladder._sheet import StepSheet
 from harness.ops import MODES, Role
 
 Half = Literal["", "own", "other"]
-Way = Literal["ddp", "static_graph", "fsdp", "fsdp_keep", "host"]
+Way = Literal["ddp", "static_graph", "fsdp", "fsdp_keep", "gathered"]
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 """Backends of torch's scaled_dot_product_attention, by the names that rungs have."""
@@ -58,8 +58,8 @@ class LadderRung:
 
     way: how several ranks train together; one rank trains alone, whatever the way. 'ddp' is DistributedDataParallel,
     'static_graph' the same told that each step has the same operations. 'fsdp' is FSDP2, where each rank keeps a part
-    of the weights; 'fsdp_keep' gathers a block's weights once a step. 'host' is the reference's: the host averages
-    gradients before the optimizer's step.
+    of the weights; 'fsdp_keep' gathers a block's weights once a step. 'gathered' is the reference's: each rank
+    gathers all gradients and averages them itself.
     """
 
     name: str

@@ -62,7 +62,7 @@ def prepare(ctx: Context, rung: LadderRung, sheet: StepSheet) -> Launch:
     setup = setup_of(ctx, sheet)
     below = partial(lowest_failing, rung, sheet, setup)
     with _ranks.alike(ctx, _reference.forget):
-        with told(_reference.BY_HOST):
+        with told(_reference.GATHERED):
             reference_losses(setup)
         with told(rung, setup.world, below):
             verdict = gradient_verdict(rung, setup)
@@ -220,7 +220,7 @@ def _first_words(error: Exception) -> str:
 def reason(rung: LadderRung, world: int = 1) -> str:
     """What failed, in plain words. world: on how many ranks."""
     told = {
-        "the step itself fails, as the file has it": (rung == FLOAT32 and world == 1) or rung == _reference.BY_HOST,
+        "the step itself fails, as the file has it": (rung == FLOAT32 and world == 1) or rung == _reference.GATHERED,
         "the step fails in DistributedDataParallel": rung == FLOAT32,
         "the model can't be trained in parts, by FSDP2": rung.is_sharded and world > 1 and not rung.graph,
         f"{rung.base} can't be captured as a CUDA graph": rung.graph,
@@ -241,7 +241,7 @@ def reason(rung: LadderRung, world: int = 1) -> str:
 def _advice(rung: LadderRung, said: str) -> str:
     if _OF_DDP in said:
         return "let loss or step call the model alone, model(...): DistributedDataParallel has no more of it"
-    if rung in (FLOAT32, _reference.BY_HOST):
+    if rung in (FLOAT32, _reference.GATHERED):
         return "correct the file, and try it first as a program of its own"
     return "only this rung, and the rungs above it that keep it, fail; the other rungs don't need it"
 

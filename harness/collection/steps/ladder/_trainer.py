@@ -99,7 +99,7 @@ class StepTrainer:
         self.weights = [one for one in self.model.parameters() if one.requires_grad]
         plain = _optimizers.made(setup.given, self.model, setup.source)
         self.optimizer = _optimizers.mapped(plain, partial(_optimizers.as_asked, rung=rung))
-        if several and rung.way == "host":
+        if several and rung.way == "gathered":
             _ranks.average_after_backward(self.weights)
         scaled = half == "float16" and setup.given.step is None
         self.scaler: Any = torch.amp.GradScaler(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BUCKET = 25 * 2**20
 """Bytes with which a bucket is full, as DistributedDataParallel has them by default but for its first bucket."""
+_PIECE = 2**22
+"""Elements that are gathered at once for the reference, so that it takes little memory."""
 Mean = Callable[[Sequence["torch.Tensor"]], None]
 """Puts the mean over ranks in the place of the gradients of these weights."""
 
@@ -149,3 +151,23 @@ def bucketed(weights: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         buckets[-1].append(weight)
         room -= weight.nbytes
     return buckets
+
+
+def gathered_mean(weights: Sequence[torch.Tensor]) -> None:
+    """Average the gradients over ranks in another way than any variant does: for the reference.
+
+    Each rank gathers all ranks' gradients and adds them up in float64, piece by piece.
+    """
+    import torch
+    from torch import distributed
+
+    world = distributed.get_world_size()
+    for gradient in (weight.grad for weight in weights if weight.grad is not None):
+        group = process_group(backend_of(gradient.device.type))
+        flat = gradient.reshape(-1)
+        for piece in flat.split(_PIECE):
+            gathered = piece.new_empty(world, piece.numel())
+            distributed.all_gather([*gathered], piece, group=group)
+            piece.copy_(gathered.sum(0, dtype=torch.float64) / world)
+        if flat.data_ptr() != gradient.data_ptr():  # reshape copied what isn't contiguous
+            gradient.copy_(flat.view(gradient.shape))

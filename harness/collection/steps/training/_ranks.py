@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import Config
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.training._hidden import AFTER, OVERLAPPED, WITHOUT
-from harness.collection.steps.training._means import BucketMean, Mean
+from harness.collection.steps.training._means import BucketMean, Mean, gathered_mean
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._trainer import Setup, Trainer, whole
 
@@ -153,11 +152,11 @@ class RankTrainer(Trainer):
     def error_of_mean(self) -> float:
         """How far the ranks' common gradients are from the mean of the gradients of each rank, as a share of its norm.
 
-        The mean is computed on the host. No step is made, and random numbers begin anew afterwards.
+        The mean is `gathered_mean`. No step is made, and random numbers begin anew afterwards.
         """
         import torch
 
-        want = self.mean_by_host()
+        want = self.own_mean()
         self._gradients(synced=True)
         if self._mean is not None:
             self._mean(self.weights)
@@ -166,10 +165,10 @@ class RankTrainer(Trainer):
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
         return float(distance / size)
 
-    def mean_by_host(self) -> list[torch.Tensor]:
-        """The mean of the ranks' own gradients, which the host computes."""
+    def own_mean(self) -> list[torch.Tensor]:
+        """The mean of the ranks' own gradients."""
         self._gradients(synced=False)
-        host_mean(self.weights)
+        gathered_mean(self.weights)
         return [weight.grad.clone() for weight in self.weights if weight.grad is not None]
 
     def _gradients(self, synced: bool) -> None:
@@ -211,16 +210,3 @@ def data_parallel(model: torch.nn.Module, device: torch.device, **options: bool)
         gradient_as_bucket_view=True,
         **options,
     )
-
-
-def host_mean(weights: Sequence[torch.Tensor]) -> None:
-    """Average the gradients over ranks on the host, in another way than any variant does: for the reference."""
-    import torch
-    from torch import distributed
-
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    flat = torch.cat([gradient.reshape(-1).cpu() for gradient in gradients])
-    distributed.all_reduce(flat)
-    flat /= distributed.get_world_size()
-    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view(gradient.shape))

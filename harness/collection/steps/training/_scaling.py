@@ -25,7 +25,7 @@ from harness.collection.steps.training._capture import capture_stream
 from harness.collection.steps.training._copies import SharedBuffer
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
-from harness.collection.steps.training._means import BucketMean, Buffer, FlatMean
+from harness.collection.steps.training._means import BucketMean, Buffer, FlatMean, gathered_mean
 from harness.collection.steps.training._ranks import (
     BY_COPIES,
     IN_BUCKETS,
@@ -36,7 +36,6 @@ from harness.collection.steps.training._ranks import (
     WAYS,
     RankTrainer,
     Way,
-    host_mean,
 )
 from harness.collection.steps.training._rungs import (
     AUTOTUNE,
@@ -315,7 +314,7 @@ def _written(losses: Sequence[float]) -> str:
 def reference_losses(ctx: Context, way: Way) -> tuple[float, ...]:
     """The losses of a rank's first steps in float32 without TF32; in float64 on a CPU, where models are tiny.
 
-    Gradients are averaged on the host, if the way averages them.
+    Gradients are averaged by `gathered_mean`, if the way averages them.
     """
     import torch
 
@@ -333,6 +332,6 @@ def _reference_losses(setup: Setup, synced: bool) -> tuple[float, ...]:
     import torch
 
     with reference_modes():
-        trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=host_mean if synced else None)
+        trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=gathered_mean if synced else None)
         keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

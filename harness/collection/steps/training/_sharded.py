@@ -67,11 +67,11 @@ class ShardedTrainer(RankTrainer):
                 self.model.set_reshard_after_backward(last)
         return nullcontext()
 
-    def mean_by_host(self) -> list[torch.Tensor]:
+    def own_mean(self) -> list[torch.Tensor]:
         """The mean of gradients that each rank has of the whole model with the same weights, all in the case's type."""
         half: Half = "none" if self.rung.half == "none" else "pure"
         rung = replace(self.rung, compiled="", half=half)
-        return RankTrainer(rung, self.setup, wrapped=False, mean=None).mean_by_host()
+        return RankTrainer(rung, self.setup, wrapped=False, mean=None).own_mean()
 
 
 def _mesh(device: torch.device) -> Any:

@@ -148,7 +148,7 @@ def rehearsed() -> None:
         for got, want in zip(*found, strict=True):
             assert torch.equal(got, want), (step, name)
     with pytest.raises(UsageError, match=r"model\(\) gives other weights on each rank"):
-        StepTrainer(_reference.BY_HOST, replace(setup_of("attention"), seed=GROUP.rank))
+        StepTrainer(_reference.GATHERED, replace(setup_of("attention"), seed=GROUP.rank))
 
 
 def ready(step: str, rung: str, dtype: str = "bfloat16") -> Session:
@@ -221,7 +221,7 @@ def later() -> None:
 def again() -> None:
     """A step that is made again begins with weights that are alike on all ranks, and moved where ranks have parts."""
     calm = setup_of("attention", wide=False)
-    wanted, _ = _gradients.kept(StepTrainer(_reference.BY_HOST, calm))
+    wanted, _ = _gradients.kept(StepTrainer(_reference.GATHERED, calm))
     for name in ("static_graph", "fsdp"):
         twin = _gradients.Redrawn(StepTrainer(RUNGS[name], calm))
         shares = (0.0, 2.0**-7, 2.0**-7)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.collection.steps.training import _means
-from harness.collection.steps.training._means import BucketMean, FlatMean, Mean, bucketed
+from harness.collection.steps.training._means import BucketMean, FlatMean, Mean, bucketed, gathered_mean
 
 HALF = {torch.distributed.ReduceOp.AVG: 0.5}
 
@@ -179,3 +179,27 @@ def test_a_bucket_is_full_with_the_gradient_that_exceeds_it() -> None:
     sizes = [1, _means.BUCKET // 4 + 1, 3, _means.BUCKET // 4 - 3, 1]
     found = bucketed([torch.empty(size, device="meta") for size in sizes])
     assert [[weight.numel() for weight in some] for some in found] == [sizes[:2], sizes[2:4], sizes[4:]]
+
+
+def test_the_reference_s_mean_is_of_gathered_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layouts that can't be flat, too; a weight without a gradient stays without."""
+    gathered: list[int] = []
+
+    def all_gather(found: Sequence[Tensor], own: Tensor, group: object) -> None:
+        gathered.append(own.numel())
+        for factor, one in zip((1, 0, 5), found, strict=True):
+            one.copy_(own * factor)
+
+    monkeypatch.setattr(_means, "_PIECE", 10)
+    monkeypatch.setattr(_means, "process_group", lambda _backend: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    weights = weights_of()
+    for weight in weights[:2]:
+        weight.grad = torch.randn_like(weight)  # in the layout of the weight
+    before = [weight.grad.clone() for weight in weights[:2] if weight.grad is not None]
+    gathered_mean(weights)
+    assert gathered == [10, 10, 4, 5]
+    assert weights[2].grad is None
+    for weight, own in zip(weights, before, strict=False):
+        torch.testing.assert_close(weight.grad, 2 * own)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _scaling
-from harness.collection.steps.training._means import BucketMean, FlatMean
-from harness.collection.steps.training._ranks import RankTrainer, host_mean
+from harness.collection.steps.training._means import BucketMean, FlatMean, gathered_mean
+from harness.collection.steps.training._ranks import RankTrainer
 from harness.collection.steps.training._rungs import FLOAT32
 from harness.collection.steps.training._trainer import Setup
 from tests.one_test import one_test
@@ -166,7 +166,7 @@ def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_th
     monkeypatch.setattr(_scaling, "RankTrainer", trainer)
     monkeypatch.setattr(_scaling, "keep_little", told.append)
     assert _scaling._reference_losses.__wrapped__(SETUP, synced) == tuple(range(10))
-    given = {"wrapped": False, "mean": host_mean if synced else None}
+    given = {"wrapped": False, "mean": gathered_mean if synced else None}
     assert told == ["begun", (FLOAT32, SETUP, given), "a model", "over"]
 
 

@@ -46,7 +46,6 @@ from harness.collection.steps.training._rungs import (
     cant_cut,
 )
 from harness.collection.steps.training._settings import (
-    captured,
     forget_compiled,
     math_modes,
     reference_modes,
@@ -122,11 +121,15 @@ def cant_run(way: Way, case: Case) -> str | None:
 
 
 def has_own_step(case: Case) -> str | None:
-    """Why a rung can't run, if the case asks for another step than the rung's."""
+    """Why a rung can't run: a rung says itself whether it is compiled, and a CPU has no graph of it."""
     if why := cant_cut(case):
         return why
     step = dict(case.choices)["step"]
-    return None if step == "eager" else f"its step is the step of its rung, not step={step}: give step: eager"
+    if step == "eager":
+        return None
+    if step != "graph":
+        return f"its rung says how it is compiled, not step={step}: give step: eager, or graph"
+    return f"{_OF_GPUS[step]}: give step: eager" if case.device == "cpu" else None
 
 
 def way_of(variant: str) -> Way:
@@ -195,7 +198,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
         nonlocal step
         if ctx.s.step == "graph":
             gc.collect()  # memory that ranks share waits for the device when it is freed, which no capture allows
-            step = captured(trainer.loss_of_step, ranks=ctx.group.size)
+            step = trainer.as_graph(ranks=ctx.group.size)
         for _ in range(STEPS - 2):
             once(**made)
 

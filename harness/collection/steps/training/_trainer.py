@@ -113,15 +113,16 @@ class Trainer:
         self._update()
         return loss
 
-    def as_graph(self) -> Callable[[], torch.Tensor]:
+    def as_graph(self, *, ranks: int = 1) -> Callable[[], torch.Tensor]:
         """The step with all that can be in a CUDA graph; all kernels must have been chosen by steps before.
 
         Where the host must know whether gradients overflowed, the graph ends before the optimizer, as torch's notes on
         CUDA graphs advise for mixed precision. The device has the graph's work to do while the host issues the rest.
+        ranks: how many processes communicate in the step.
         """
         if self.is_capturable:
-            return captured(self.loss_of_step)
-        backward = captured(self._backward)
+            return captured(self.loss_of_step, ranks=ranks)
+        backward = captured(self._backward, ranks=ranks)
 
         def step() -> torch.Tensor:
             loss = backward()

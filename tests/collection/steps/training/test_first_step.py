@@ -187,7 +187,7 @@ def graphs(monkeypatch):
 
     def put(replay):
         monkeypatch.setattr(_first_step, "side_stream", nullcontext)
-        monkeypatch.setattr(_trainer, "captured", replay)
+        monkeypatch.setattr(_trainer, "captured", lambda step, **_: replay(step))
 
     return put
 

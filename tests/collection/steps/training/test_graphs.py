@@ -23,9 +23,14 @@ ASKING = (AMP, UNSCALE, UNSCALE_LOOP)
 
 
 def graphs_of(monkeypatch):
-    """Let a graph be what was to be captured. Gives the names of what was."""
+    """Let a graph be what was to be captured. Gives the names of what was, with the number of ranks."""
     held = []
-    monkeypatch.setattr(_trainer, "captured", lambda step: held.append(step.__name__) or step)
+
+    def captured(step, *, ranks):
+        held.append(step.__name__ if ranks == 1 else (step.__name__, ranks))
+        return step
+
+    monkeypatch.setattr(_trainer, "captured", captured)
     for module in (_first_step, _curves, _steps):
         monkeypatch.setattr(module, "side_stream", nullcontext)
     return held
@@ -45,6 +50,13 @@ def test_a_graph_holds_the_whole_step_unless_the_host_must_ask(setup, monkeypatc
             assert held.pop() == expected, rung.name
     Trainer(replace(AMP, graph=True), replace(setup, dtype=torch.bfloat16)).as_graph()
     assert held == ["loss_of_step"], "no loss is scaled in bfloat16"
+
+
+def test_a_graph_knows_how_many_ranks_communicate(setup, monkeypatch):
+    held = graphs_of(monkeypatch)
+    for rung in (FUSED, AMP):
+        Trainer(replace(rung, graph=True), setup).as_graph(ranks=2)
+    assert held == [("loss_of_step", 2), ("_backward", 2)]
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,13 @@ def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, 
         assert refused
         asked = case("swin_scaling", name, world)
         assert refused(asked) is None
-        assert "give step: eager" in str(refused(stepping(asked, "compile")))
+        assert "give step: eager, or graph" in str(refused(stepping(asked, "compile")))
+        assert refused(stepping(asked, "graph")) == "a CPU has no CUDA graphs: give step: eager"
+        assert refused(stepping(replace(asked, device="cuda"), "graph")) is None
 
 
 def test_a_llama_trains_in_more_ways(catalogue: Catalogue) -> None:
-    """Weights in parts need several devices; our kernels need a GPU. A rung has its own step alone."""
+    """Weights in parts need several devices; our kernels need a GPU. A rung is never compiled by the case."""
     op = catalogue["llama_scaling"]
     assert [*op.variants] == [*LLAMA_WAYS, *LLAMA_RUNGS]
     asked = Case("llama_scaling", "fsdp", "bfloat16", (("B", 8),), (("model", "llama_toy"), ("step", "eager")), 2)
@@ -359,7 +361,7 @@ def test_gpus_train_together(op: str, step: str) -> None:
 
     if (devices.kinds()["cuda"].count or 0) < 2:
         pytest.skip("needs 2 GPUs")
-    rungs = RUNGS if op == "swin_scaling" and step == "eager" else ()
+    rungs = RUNGS if op == "swin_scaling" else ()
     with Workers("cuda") as workers:
         for variant in (*WAYS_OF_ALL, *rungs):
             found = workers.measure(Job(stepping(case(op, variant, device="cuda"), step), TIMING))
@@ -379,7 +381,7 @@ def test_gpus_train_a_llama_together(step: str, parts: int) -> None:
         pytest.skip("needs 2 GPUs")
     chosen = (("model", "llama_toy"), ("step", step), ("clip", "none"), ("micro_batches", parts))
     with Workers("cuda") as workers:
-        for variant in (*LLAMA_WAYS, *(LLAMA_RUNGS if step == "eager" else ())):
+        for variant in (*LLAMA_WAYS, *(LLAMA_RUNGS if step != "compile" else ())):
             asked = Case("llama_scaling", variant, "bfloat16", (("B", 8),), chosen, 2, "cuda")
             found = workers.measure(Job(asked, TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error

@@ -308,8 +308,9 @@ def test_the_cases_of_answers_that_are_no_evidence_are_measured_again(changed: A
 
 
 def test_cases_are_named_that_answer_figures_without_an_answer(changed: Any) -> None:
-    run = "row_layouts"
-    lost = {key: one for key, one in changed.answers.items() if one.run == run and one.comparison.found}
+    runs = ("row_layouts", "row_layouts_again")  # of which the newer one answers, or the one of today's code
+    lost = {key: one for key, one in changed.answers.items() if one.run in runs and one.comparison.found}
+    assert lost
     changed.__dict__["answers"] = {key: one for key, one in changed.answers.items() if key not in lost}
     words = [*FIGURE_CASES.missing(changed, [row for row, _ in lost])]
     catalogue = Catalogue()

@@ -71,7 +71,7 @@ struct GeluQuantise {
   const float* sy;
   float factor;
 
-  __device__ __forceinline__ void load() { factor = inverse(*sy); }
+  __device__ __forceinline__ void load() { factor = straight_inverse(*sy); }
   __device__ __forceinline__ float operator()(float x) const { return fast_gelu(x) * factor; }
 };
 

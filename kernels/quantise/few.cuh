@@ -22,6 +22,15 @@ __device__ __forceinline__ signed char quantised(float value) {
 // The inverse of a scale. 0 has an infinite one: then what isn't 0 saturates by its sign, and 0 gives NaN, and so 0.
 __device__ __forceinline__ float inverse(float scale) { return 1.0f / scale; }
 
+// The same inverse without a jump, which the compiler's division has for scales near the ends of the range. The
+// approximation is off by a unit in the last place at most, and the step after it makes up for that.
+__device__ __forceinline__ float straight_inverse(float scale) {
+  float guess;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(guess) : "f"(scale));
+  const float off = fmaf(scale, guess, -1.0f);  // NaN where one of both is 0 and the other one infinite
+  return fabsf(off) < 1.0f ? fmaf(guess, -off, guess) : guess;
+}
+
 // `SIZE` elements as they lie in memory. A single small element is in the lower part of its word.
 template <typename Element, unsigned SIZE>
 struct Few {

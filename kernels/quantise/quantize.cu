@@ -81,9 +81,9 @@ struct Quantise {
     if constexpr (CHANNEL) {
       load_columns(scale, column, columns, factor);
 #pragma unroll
-      for (unsigned j = 0; j < SIZE; ++j) factor[j] = inverse(factor[j]);
+      for (unsigned j = 0; j < SIZE; ++j) factor[j] = straight_inverse(factor[j]);
     } else {
-      const float one = inverse(*scale);
+      const float one = straight_inverse(*scale);
 #pragma unroll
       for (unsigned j = 0; j < SIZE; ++j) factor[j] = one;
     }

@@ -14,7 +14,8 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
 // (0 or 1: rows are whole units), TILE_UNITS (of a thread, 4 unless told), UNIT_ELEMENTS (of a unit,
-// fewer than 16 bytes have: then small matrices have threads for more multiprocessors).
+// fewer than 16 bytes have: then small matrices have threads for more multiprocessors), REST (0 or 1, 1 unless told: the
+// matrix may end inside a unit).
 #pragma once
 
 #include "../include/fastdiv.cuh"
@@ -26,6 +27,9 @@ using T = SCALAR;
 #define TILE_UNITS 4
 #endif
 constexpr unsigned UNITS = TILE_UNITS;  // of a thread
+#ifndef REST
+#define REST 1
+#endif
 
 // The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
 // registers, and puts the loads of a thread one behind the other. With 4 blocks on a multiprocessor a thread may have
@@ -72,7 +76,8 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     place = thread - tile * tiles.period.size;
     first = tile * (UNITS * tiles.period.size) + place;
   }
-  if (first > whole) return;  // the unit `whole` is the tensor's rest
+  // The unit `whole` is the tensor's rest.
+  if (REST ? first > whole : first >= whole) return;
   const INDEX column = tiles.columns.remainder(place * SIZE);
   const auto work = [&](const Few<In, SIZE>& raw, const Few<T, SIZE>& added, INDEX unit) {
     float values[SIZE], more[SIZE] = {};
@@ -84,18 +89,25 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     result.narrow(values);
     result.store(y + unit * SIZE);
   };
-  if (first + (UNITS - 1) * tiles.period.size < whole) {
+  // A small matrix takes little more time than its instructions. Without a rest, a unit behind the end costs a few of
+  // them that aren't executed, where a last tile of its own would cost jumps.
+  constexpr bool STRAIGHT = !REST && UNITS <= 2;
+  if (STRAIGHT || first + (UNITS - 1) * tiles.period.size < whole) {
     Few<In, SIZE> raws[UNITS];
     Few<T, SIZE> residuals[UNITS];
+    const auto is_there = [&](unsigned u) { return !STRAIGHT || u == 0 || first + u * tiles.period.size < whole; };
 #pragma unroll
     for (unsigned u = 0; u < UNITS; ++u) {
       const INDEX element = (first + u * tiles.period.size) * SIZE;
+      if (!is_there(u)) continue;
       raws[u].load(x + element);
       if constexpr (RESIDUAL) residuals[u].load(residual + element);
     }
     step.load(column, tiles.columns.size);
 #pragma unroll
-    for (unsigned u = 0; u < UNITS; ++u) work(raws[u], residuals[u], first + u * tiles.period.size);
+    for (unsigned u = 0; u < UNITS; ++u) {
+      if (is_there(u)) work(raws[u], residuals[u], first + u * tiles.period.size);
+    }
     return;
   }
   // The last tile, unit by unit, and after it the rest of the tensor, which one thread comes to.

@@ -32,6 +32,7 @@ from harness.paths import data
 HEADER = Path(__file__).with_name("emulated") / "emulated.h"
 INSTRUCTIONS = {
     "rsqrt.approx.ftz.f32": "rsqrt",
+    "rcp.approx.f32": "wide_reciprocal",
     "rcp.approx.ftz.f32": "reciprocal",
     "ex2.approx.ftz.f32": "exp2",
     "lg2.approx.ftz.f32": "log2",

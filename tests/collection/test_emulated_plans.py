@@ -18,7 +18,17 @@ CASES = [
         [{"tiles": "registers1"}, {"tiles": "packs16x16"}],
     ),
     rare("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
-    rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"units": 1, "threads": 64}]),
+    rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"elements": 4, "units": 1, "threads": 64}]),
+    # Two elements a unit, without a rest: whole units in a row, and units that lie in two rows.
+    rare(
+        "dequantize_bias_residual",
+        "float16",
+        {"M": 10, "C": 129, "scales": "channel"},
+        [{"elements": 2, "units": units, "threads": 64} for units in (1, 2)],
+    ),
+    rare("quantize", "bfloat16", {"M": 7, "C": 130, "scales": "channel"}, [{"elements": 2, "units": 2, "threads": 64}]),
+    rare("quantize", "float32", {"M": 6, "C": 77}, [{"elements": 2, "units": 1, "threads": 64}]),
+    rare("dequantize_bias_gelu_quantize", "float32", {"M": 3, "C": 64}, [{"elements": 2, "units": 2, "threads": 64}]),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 2}]),
     rare(
         "cross_entropy",
@@ -31,7 +41,7 @@ CASES = [
     ),
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
-    rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"threads": 64}]),
+    rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"bytes": 16, "threads": 64}]),
     rare(
         "window_attention",
         "float16",

@@ -177,6 +177,10 @@ inline void barrier_try(unsigned& done, unsigned address, unsigned parity) {
 inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
 inline void rsqrt(float& to, float x) { to = 1.0f / std::sqrt(flushed(x)); }
 inline void reciprocal(float& to, float x) { to = flushed(1.0f / flushed(x)); }
+inline void wide_reciprocal(float& to, float x) {
+  to = 1.0f / x;
+  if (std::isfinite(to)) to = std::nextafterf(to, 0.0f);  // as far off as it may be
+}
 inline void exp2(float& to, float x) { to = flushed(std::exp2(flushed(x))); }
 inline void log2(float& to, float x) { to = std::log2(flushed(x)); }
 template <typename To>

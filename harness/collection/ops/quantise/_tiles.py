@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _UNITS, _THREADS = 4, BLOCK  # of a thread of `in_tiles`, a period apart, and of a block, where no table says another
 _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
+_STRAIGHT_UNITS = 2  # of a thread, up to which the kernel of a matrix without a rest has no jumps
 _SMALL = 2**20  # elements of a matrix up to which units are smaller, so that there are more threads
 _FEW_ELEMENTS = 1024  # a multiprocessor, up to which a thread has one unit: its second one would only add to the time
 
@@ -60,7 +61,7 @@ def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = 
     """
 
     def parameters(case: Case) -> dict[str, Sequence[int]]:
-        parts = _PARTS if case.symbols["M"] * case.symbols["C"] <= _SMALL else _PARTS[:1]
+        parts = _PARTS if _count(case) <= _SMALL else _PARTS[:1]
         return {
             "elements": tuple(size(case) // part for part in parts),
             "units": _EVERY_UNITS,
@@ -68,7 +69,7 @@ def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = 
         }
 
     def rule(case: Case) -> Plan:
-        count = case.symbols["M"] * case.symbols["C"]
+        count = _count(case)
         if count > _SMALL:
             return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
         if count > _FEW_ELEMENTS * cuda.multiprocessors():
@@ -77,7 +78,7 @@ def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = 
 
     def kernels(case: Case, plan: Plan) -> Iterator[Built]:
         of_row = columns(case) if columns else case.symbols["C"]
-        options = _macros(case) | _tile_macros(size(case), of_row, plan)
+        options = _macros(case) | _tile_macros(_count(case), size(case), of_row, plan)
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, int(plan["threads"]))
 
     return Tuning(parameters, rule, kernels=kernels)
@@ -90,23 +91,31 @@ def macros(ctx: Context) -> dict[str, str | int]:
 
 def _macros(case: Case) -> dict[str, str | int]:
     values = case.values
-    bits = 32 if case.symbols["M"] * case.symbols["C"] < LIMIT_32 else 64
+    bits = 32 if _count(case) < LIMIT_32 else 64
     return {"SCALAR": CUDA_TYPE[case.dtype], "INDEX": INDEX_TYPE[bits], "CHANNEL": int(values["scales"] == "channel")}
 
 
-def _tile_macros(size: int, columns: int, plan: Plan) -> dict[str, str | int]:
+def _count(case: Case) -> int:
+    """Elements of a case's matrix."""
+    return case.symbols["M"] * case.symbols["C"]
+
+
+def _tile_macros(count: int, size: int, columns: int, plan: Plan) -> dict[str, str | int]:
+    """Macros of `in_tiles` for a matrix of so many elements, size elements of a whole unit."""
     elements, units = int(plan["elements"]), int(plan["units"])
     macros: dict[str, str | int] = {"WHOLE": int(columns % elements == 0)}
     if elements != size:
         macros["UNIT_ELEMENTS"] = elements
     if units != _UNITS:
         macros["TILE_UNITS"] = units
+    if units <= _STRAIGHT_UNITS and count % elements == 0:
+        macros["REST"] = 0
     return macros
 
 
 def elements(ctx: Context) -> int:
     """Elements of the case's matrix."""
-    return int(ctx.s.M * ctx.s.C)
+    return _count(ctx.case)
 
 
 def numbers(ctx: Context, *values: int) -> tuple[Any, ...]:
@@ -137,7 +146,7 @@ def in_tiles(ctx: Context, size: int, tensors: Arguments, fallback: Launch, colu
     assert plan
     units, threads = int(plan["units"]), int(plan["threads"])
     tiles = RepeatingTiles.of(elements(ctx), columns, int(plan["elements"]))
-    options = macros(ctx) | _tile_macros(size, columns, plan)
+    options = macros(ctx) | _tile_macros(elements(ctx), size, columns, plan)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_tuned", options)
     grid = blocks(tiles.threads(units), threads)
     scalars = *numbers(ctx, tiles.elements), *divisor(ctx, tiles.period), *divisor(ctx, columns)

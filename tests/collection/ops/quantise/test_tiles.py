@@ -7,7 +7,7 @@ import pytest
 from harness import cuda
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.quantise import dequantize_bias, quantize
-from harness.collection.ops.quantise._tiles import _EVERY_THREADS, _EVERY_UNITS, RepeatingTiles
+from harness.collection.ops.quantise._tiles import _EVERY_THREADS, _EVERY_UNITS, RepeatingTiles, _tile_macros
 from harness.cuda import fast_divisor
 from harness.model import Case
 from tests.one_test import one_test
@@ -92,6 +92,28 @@ def test_small_matrices_have_small_units_and_few_of_them_a_thread(monkeypatch):
         assert [plan(op, 1, 4096), plan(op, 16, 768), plan(op, 333, 3)] == [few] * 3
         assert plan(op, 64, 4096) == {"elements": 2, "units": 2, "threads": 256}
         assert plan(op, 2**17, 1024) == {"elements": elements, "units": 4, "threads": 256}
+
+
+def test_only_a_matrix_that_ends_inside_a_unit_has_a_rest():
+    plans = [{"elements": elements, "units": units} for elements in (2, 4) for units in (1, 2, 4)]
+    found = {count: [_tile_macros(count, 4, 3, plan).get("REST", 1) for plan in plans] for count in (12, 6, 9)}
+    assert found == {12: [0, 0, 1, 0, 0, 1], 6: [0, 0, 1, 1, 1, 1], 9: [1] * 6}
+
+
+@one_test("whole", [0, 1])
+@one_test("units", [1, 2])
+@one_test("op", ["quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize"])
+def test_the_kernel_of_a_small_matrix_has_no_jumps(machine_code, op, units, whole):
+    """It takes little more time than its instructions. Accesses to a unit that isn't there have a condition."""
+    macros = {"SCALAR": "__half", "INDEX": "unsigned", "CHANNEL": 1, "WHOLE": whole, "UNIT_ELEMENTS": 2}
+    jumps = {}
+    for rest in (0, 1):
+        code = machine_code(f"{op}.cu", macros | {"TILE_UNITS": units, "REST": rest})[f"{op}_tuned"]
+        jumps[rest] = sum(
+            int.from_bytes(code[at : at + 2], "little") & 0xFFF == 0x947 for at in range(0, len(code), 16)
+        )
+    assert jumps[0] == 1, "the one behind the end of each kernel, to itself"
+    assert jumps[1] > 1
 
 
 @pytest.mark.parametrize("size", [4, 8])

@@ -68,8 +68,12 @@ extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
 // Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a
 // row; 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT
 // (threads that a multiprocessor is to hold at least: so the compiler knows how many registers it may take, and puts
-// all loads first).
+// all loads first), EARLY (0 or 1, 0 unless told: what is needed after the sums is loaded before them. Few rows have no
+// other blocks on their multiprocessors whose work would hide these loads).
 #ifdef COUNT
+#ifndef EARLY
+#define EARLY 0
+#endif
 constexpr unsigned TEAM = LANES ? LANES : THREADS;
 constexpr unsigned TEAMS = LANES ? WARP / LANES : 1;  // of a warp
 
@@ -96,6 +100,8 @@ struct Rows {
   long long first;
   float values[TOGETHER][COUNT][WIDTH];
   float rstd[TOGETHER], offset[TOGETHER];  // offset: minus the mean, times rstd
+  Few<T, WIDTH> gammas[COUNT], betas[COUNT];
+  Few<float, 1> y_scale;
 
   __device__ __forceinline__ Rows(long long rows, unsigned columns) : columns(columns), rows(rows) {
     const long long warp = static_cast<long long>(blockIdx.x) * (THREADS / WARP) + threadIdx.x / WARP;
@@ -110,6 +116,13 @@ struct Rows {
   }
   __device__ __forceinline__ unsigned column(unsigned j) const { return has(j) ? (rank + j * TEAM) * WIDTH : 0; }
 
+  __device__ __forceinline__ void load_last(const T* __restrict__ gamma, const T* __restrict__ beta,
+                                            const float* __restrict__ sy) {
+#pragma unroll
+    for (unsigned j = 0; j < COUNT; ++j) gammas[j].load(gamma + column(j)), betas[j].load(beta + column(j));
+    y_scale.load(sy);
+  }
+
   __device__ __forceinline__ void make(const int* __restrict__ acc, const float* __restrict__ sx,
                                        const float* __restrict__ sw, const T* __restrict__ bias,
                                        const T* __restrict__ residual, T* __restrict__ h) {
@@ -121,6 +134,13 @@ struct Rows {
       for (unsigned j = 0; j < COUNT; ++j) {
         products[r][j].load(acc + begin(r) + column(j));
         residuals[r][j].load(residual + begin(r) + column(j));
+      }
+    }
+    if constexpr (EARLY) {
+      begin_together(products[0][0].word[0], y_scale.word[0]);
+#pragma unroll
+      for (unsigned j = 0; j < COUNT; ++j) {
+        begin_together(products[0][j].word[0], gammas[j].word[0] | betas[j].word[0]);
       }
     }
     const float common = *sx * (CHANNEL ? 1.0f : *sw);
@@ -180,13 +200,12 @@ struct Rows {
     }
   }
 
-  __device__ __forceinline__ void write(const T* __restrict__ gamma, const T* __restrict__ beta, float factor,
-                                        signed char* __restrict__ y) const {
+  __device__ __forceinline__ void write(signed char* __restrict__ y) const {
+    const float factor = straight_inverse(__uint_as_float(y_scale.word[0]));
 #pragma unroll
     for (unsigned j = 0; j < COUNT; ++j) {
       float scale[WIDTH], shift[WIDTH], result[WIDTH];
-      load_values(gamma + column(j), scale);
-      load_values(beta + column(j), shift);
+      gammas[j].widen(scale), betas[j].widen(shift);
 #pragma unroll
       for (unsigned r = 0; r < TOGETHER; ++r) {
 #pragma unroll
@@ -207,9 +226,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     const T* __restrict__ residual, const T* __restrict__ gamma, const T* __restrict__ beta,
     const float* __restrict__ sy, T* __restrict__ h, signed char* __restrict__ y, long long rows, unsigned columns) {
   Rows team(rows, columns);
+  if constexpr (EARLY) team.load_last(gamma, beta, sy);
   team.make(acc, sx, sw, bias, residual, h);
   team.measure();
-  team.write(gamma, beta, inverse(*sy), y);
+  if constexpr (!EARLY) team.load_last(gamma, beta, sy);
+  team.write(y);
 }
 #endif
 

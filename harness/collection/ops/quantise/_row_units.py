@@ -25,6 +25,7 @@ _KEPT = 24  # elements of all rows that a thread works on at once
 _RESIDENT = ((1024, 24), (768, 32), (640, 40), (512, math.inf))
 _TOGETHER = 4  # rows that a team works on at once at most
 _MOST_THREADS = 1024  # of a block
+_EARLY = 512  # threads of a multiprocessor that have registers for numbers that they need last
 _LINE = 8  # lanes, at least, where rows are as long: narrower teams would move parts of sectors of y
 
 
@@ -33,7 +34,8 @@ class UnitRowPlan:
     """The twin of step 3 of dequantize_bias_residual_layer_norm_quantize.cu.
 
     size: elements of a unit. count: units of a row that a thread has. lanes: threads of a warp that share a row; 0
-    where the block does. together: rows that a team works on at once. full: whether no thread lacks a unit.
+    where the block does. together: rows that a team works on at once. full: whether no thread lacks a unit. early:
+    whether what a row needs last is loaded first.
     """
 
     size: int
@@ -42,6 +44,18 @@ class UnitRowPlan:
     threads: int
     together: int
     full: bool
+    early: bool = False
+
+    @classmethod
+    def of_few(cls, columns: int) -> Self | None:
+        """The plan for rows that have a multiprocessor each: a block a row, with few units a thread.
+
+        None for rows so long that threads lack registers for it.
+        """
+        size = next(size for size in UNIT_SIZES if columns % size == 0)
+        count = min(blocks(columns // size, _EARLY), _BLOCK_KEPT // size)
+        made = cls.made(columns, 0, count, 1, early=True)
+        return made if made and made.threads <= _EARLY else None
 
     @classmethod
     def of(cls, columns: int) -> Self | None:
@@ -63,7 +77,7 @@ class UnitRowPlan:
         return None
 
     @classmethod
-    def made(cls, columns: int, lanes: int, count: int, together: int) -> Self | None:
+    def made(cls, columns: int, lanes: int, count: int, together: int, *, early: bool) -> Self | None:
         """The plan with so many lanes, units of a thread and rows at once; None where it can't be."""
         size = next(size for size in UNIT_SIZES if columns % size == 0)
         units = columns // size
@@ -75,13 +89,13 @@ class UnitRowPlan:
         kept, most = count * size * together, _KEPT if lanes else _BLOCK_KEPT
         if kept > most or together > (_TOGETHER if lanes else 1):
             return None
-        return cls(size, count, lanes, threads, together, full=units == count * team)
+        return cls(size, count, lanes, threads, together, full=units == count * team, early=early)
 
     @property
     def macros(self) -> dict[str, str | int]:
         """Macros of the kernel."""
         needed = (self.size + 2) * self.count * self.together
-        resident = next(threads for threads, up_to in _RESIDENT if needed <= up_to)
+        resident = _EARLY if self.early else next(threads for threads, up_to in _RESIDENT if needed <= up_to)
         return {
             "WIDTH": self.size,
             "COUNT": self.count,
@@ -90,6 +104,7 @@ class UnitRowPlan:
             "TOGETHER": self.together,
             "FULL": int(self.full),
             "RESIDENT": max(self.threads, resident),
+            **({"EARLY": 1} if self.early else {}),
         }
 
     def grid(self, rows: int) -> int:

@@ -170,15 +170,17 @@ def _rule(case: Case) -> Plan | None:
     columns = case.symbols["C"]
     if not columns or _runs(case):
         return None
-    plan = UnitRowPlan.of(columns)
-    if plan is None or plan.grid(case.symbols["M"]) > _MOST_BLOCKS:
+    rows = case.symbols["M"]
+    few = UnitRowPlan.of_few(columns) if rows <= cuda.multiprocessors() else None
+    plan = few or UnitRowPlan.of(columns)
+    if plan is None or plan.grid(rows) > _MOST_BLOCKS:
         return None
-    return {"lanes": plan.lanes, "count": plan.count, "together": plan.together}
+    return {"lanes": plan.lanes, "count": plan.count, "together": plan.together, "early": int(plan.early)}
 
 
 def _made(case: Case, plan: Plan) -> UnitRowPlan | None:
-    lanes, count, together = (int(plan[name]) for name in _PARAMETERS)
-    return UnitRowPlan.made(case.symbols["C"], lanes, count, together)
+    lanes, count, together, early = (int(plan[name]) for name in _PARAMETERS)
+    return UnitRowPlan.made(case.symbols["C"], lanes, count, together, early=bool(early))
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
@@ -194,7 +196,7 @@ def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     yield Built(_FILE, f"{case.op}_tuned", _macros(case) | made.macros, made.threads)
 
 
-_PARAMETERS = {"lanes": (0, 1, 2, 4, 8, 16, 32), "count": range(1, 9), "together": (1, 2, 3, 4)}
+_PARAMETERS = {"lanes": (0, 1, 2, 4, 8, 16, 32), "count": range(1, 9), "together": (1, 2, 3, 4), "early": (0, 1)}
 
 
 @OP.variant(

@@ -17,10 +17,15 @@ def test_the_threads_of_a_team_have_each_unit_of_a_row_once(first):
 
 
 def assert_units(columns):
-    plan = UnitRowPlan.of(columns)
-    if plan is None:
-        assert columns > 8192
-        return
+    for make in (UnitRowPlan.of, UnitRowPlan.of_few):
+        plan = make(columns)
+        if plan is None:
+            assert columns > 8192
+        else:
+            assert_plan(columns, plan)
+
+
+def assert_plan(columns, plan):
     assert plan.size in UNIT_SIZES
     assert columns % plan.size == 0
     units, team = columns // plan.size, plan.lanes or plan.threads
@@ -59,6 +64,19 @@ def test_no_lane_is_idle_in_the_rows_of_swin_and_bert(columns):
     plan = UnitRowPlan.of(columns)
     assert plan.full
     assert plan.size == 4
+
+
+def test_few_rows_have_a_block_each_and_few_units_a_thread():
+    found = {columns: UnitRowPlan.of_few(columns) for columns in (96, 768, 4096, 8192)}
+    assert {columns: (plan.count, plan.threads) for columns, plan in found.items()} == {
+        96: (1, 32),
+        768: (1, 192),
+        4096: (2, 512),
+        8192: (4, 512),
+    }
+    assert UnitRowPlan.of_few(8196) is None
+    assert all(plan.lanes == 0 and plan.macros["EARLY"] == 1 for plan in found.values())
+    assert "EARLY" not in UnitRowPlan.of(768).macros
 
 
 def test_long_rows_have_no_plan():

@@ -68,12 +68,10 @@ extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
 // Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a
 // row; 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT
 // (threads that a multiprocessor is to hold at least: so the compiler knows how many registers it may take, and puts
-// all loads first), EARLY (0 or 1, 0 unless told: what is needed after the sums is loaded before them. Few rows have no
-// other blocks on their multiprocessors whose work would hide these loads).
+// all loads first), EARLY (as in together.cuh).
 #ifdef COUNT
-#ifndef EARLY
-#define EARLY 0
-#endif
+#include "../include/together.cuh"
+
 constexpr unsigned TEAM = LANES ? LANES : THREADS;
 constexpr unsigned TEAMS = LANES ? WARP / LANES : 1;  // of a warp
 
@@ -137,10 +135,10 @@ struct Rows {
       }
     }
     if constexpr (EARLY) {
-      begin_together(products[0][0].word[0], y_scale.word[0]);
+      begin_together(products[0][0], y_scale);
 #pragma unroll
       for (unsigned j = 0; j < COUNT; ++j) {
-        begin_together(products[0][j].word[0], gammas[j].word[0] | betas[j].word[0]);
+        begin_together(products[0][j], gammas[j]), begin_together(products[0][j], betas[j]);
       }
     }
     const float common = *sx * (CHANNEL ? 1.0f : *sw);

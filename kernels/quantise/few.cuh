@@ -31,10 +31,6 @@ __device__ __forceinline__ float straight_inverse(float scale) {
   return fabsf(off) < 1.0f ? fmaf(guess, -off, guess) : guess;
 }
 
-// The compiler puts a load where its result is used, behind the wait for the results of others. So that the load of
-// `later` begins with the load of `now`, a part of the one is needed for the other: it is 0, which the compiler can't know.
-__device__ __forceinline__ void begin_together(unsigned& now, unsigned later) { now |= later & blockIdx.z; }
-
 // `SIZE` elements as they lie in memory. A single small element is in the lower part of its word.
 template <typename Element, unsigned SIZE>
 struct Few {

@@ -4,7 +4,8 @@
 
 #include "norm.cuh"
 
-// As PackedRow, but load() adds the row of `residual` to the row of x, and writes the sum to `sum`.
+// As PackedRow, but load() adds the row of `residual` to the row of x, and writes the sum to `sum`. If EARLY, gamma is
+// loaded with x, and column() gives it.
 template <typename Element, unsigned Count, typename TeamOfRow, bool Whole>
 struct SummedRow : PackedRow<Element, Count, false, TeamOfRow, Whole> {
   using Packs = PackedRow<Element, Count, false, TeamOfRow, Whole>;
@@ -12,13 +13,26 @@ struct SummedRow : PackedRow<Element, Count, false, TeamOfRow, Whole> {
   static constexpr unsigned GROUP = 4;
   const Element* residual;
   Element* sum;
+  Chunk gammas[EARLY ? Count : 1];
 
   __device__ __forceinline__ SummedRow(TeamOfRow& team, long long rows, unsigned columns, long long row,
-                                       const Element* residual, Element* sum)
-      : Packs(team, rows, columns, row), residual(residual), sum(sum) {}
+                                       const Element* residual, Element* sum, const Element* __restrict__ gamma)
+      : Packs(team, rows, columns, row), residual(residual), sum(sum) {
+    if constexpr (EARLY) {
+#pragma unroll
+      for (unsigned j = 0; j < Count; ++j) gammas[j] = Packs::column(gamma, j);
+    }
+  }
+  __device__ __forceinline__ Chunk column(const Element* __restrict__ gamma, unsigned j) const {
+    return EARLY ? gammas[j] : Packs::column(gamma, j);
+  }
 
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[Count], float missing) const {
     Packs::load(x, chunks, missing);
+    if constexpr (EARLY) {
+#pragma unroll
+      for (unsigned j = 0; j < Count; ++j) begin_together(chunks[j], gammas[j]);
+    }
     const Element* from = Packs::own(residual);
     // Some packs at a time: a row that fills the registers leaves no room for a second one.
 #pragma unroll
@@ -64,6 +78,6 @@ __device__ __forceinline__ void add_and_measure(const Element* __restrict__ x, c
 #ifdef COUNT
 // Threads that a multiprocessor is to hold at least. Two matrices are under way, so a thread with many packs needs twice
 // the registers that it needs for one.
-constexpr unsigned RESIDENT_SUMMED = COUNT * TOGETHER <= 4 || THREADS > 512 ? 1024 : 512;
+constexpr unsigned RESIDENT_SUMMED = (COUNT * TOGETHER <= 4 && !EARLY) || THREADS > 512 ? 1024 : 512;
 using SummedPacks = SummedRow<SCALAR, COUNT, Team, WHOLE>;
 #endif

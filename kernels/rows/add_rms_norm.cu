@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
 
 // 2. 16 bytes an access, and a number of threads a row that suits its length. Rows are whole packs, tensors are aligned.
-//    Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+//    Macros: as at the end of rows.cuh, WHOLE (0 or 1: no thread lacks a pack), and EARLY (as in together.cuh).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_SUMMED / THREADS)
     add_rms_norm_tuned(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ gamma,
                        T* __restrict__ sum, T* __restrict__ y, float* __restrict__ rstd, long long rows,
@@ -61,10 +61,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_SUMMED / THREADS)
   Team team;
   const long long first = team.row() * TOGETHER;
 #if TOGETHER == 2
-  const SummedPacks some[] = {{team, rows, columns, first, residual, sum},
-                              {team, rows, columns, first + 1, residual, sum}};
+  const SummedPacks some[] = {{team, rows, columns, first, residual, sum, gamma},
+                              {team, rows, columns, first + 1, residual, sum, gamma}};
 #else
-  const SummedPacks some[] = {{team, rows, columns, first, residual, sum}};
+  const SummedPacks some[] = {{team, rows, columns, first, residual, sum, gamma}};
 #endif
   normalise_from<false>(some, x, gamma, static_cast<const T*>(nullptr), y, static_cast<float*>(nullptr), rstd);
 #endif

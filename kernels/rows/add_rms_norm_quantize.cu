@@ -62,8 +62,7 @@ constexpr unsigned FOUND = 1 + OF_ROW;
 
 // What a row's elements are multiplied by besides gamma; the row's scale is written.
 __device__ __forceinline__ float row_factor(Normaliser<false>& normalised, const float (&found)[FOUND],
-                                            const float* __restrict__ static_scale, float* __restrict__ scale,
-                                            bool writes) {
+                                            float static_scale, float* __restrict__ scale, bool writes) {
   const float squares[1] = {found[0]};
   normalised.again(squares);
   const float rstd = normalised.rstd();
@@ -74,7 +73,7 @@ __device__ __forceinline__ float row_factor(Normaliser<false>& normalised, const
   // The quotient comes last: a product with rstd would be too large where all numbers are small.
   return LARGEST / most;
 #else
-  return 1.0f / *static_scale;
+  return 1.0f / static_scale;
 #endif
 }
 
@@ -115,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #endif
     team.template all<SquaresAndLargest>(found);
-    const float factor = row_factor(normalised, found, static_scale, scale + row, threadIdx.x == 0);
+    const float factor =
+        row_factor(normalised, found, OF_ROW ? 0.0f : *static_scale, scale + row, threadIdx.x == 0);
 #pragma unroll 1
     for (long long i = threadIdx.x; i < columns; i += THREADS) {
       const float value[4] = {quantised_value(to_float(sum[begin + i]), to_float(gamma[i]), normalised, factor)};
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
 
 // 2. 16 bytes of x an access, and a number of threads a row that suits its length. Rows are whole packs, and tensors are
-//    aligned. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+//    aligned. Macros: as at the end of rows.cuh, WHOLE (0 or 1: no thread lacks a pack), and EARLY (as in together.cuh).
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_SUMMED / THREADS)
     add_rms_norm_quantize_tuned(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ gamma,
                                 const float* __restrict__ static_scale, T* __restrict__ sum,
@@ -136,7 +136,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_SUMMED / THREADS)
 #if !CLUSTER || __CUDA_ARCH__ >= 900
   constexpr unsigned SIZE = SummedPacks::CHUNK;
   Team team;
-  const SummedPacks row(team, rows, columns, team.row(), residual, sum);
+  SummedPacks row(team, rows, columns, team.row(), residual, sum, gamma);
+  const float given = OF_ROW ? 0.0f : *static_scale;
+  if constexpr (EARLY && !OF_ROW) begin_together(row.gammas[0], given);
   Normaliser<false> normalised(columns, 0.0f);
   SummedPacks::Chunk chunks[SummedPacks::CHUNKS];
   row.load(x, chunks, 0.0f);
@@ -155,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_SUMMED / THREADS)
   }
   team.template all<SquaresAndLargest>(found);
   const bool writes = team.rank == 0 && row.row < rows;
-  const float factor = row_factor(normalised, found, static_scale, scale + row.row, writes);
+  const float factor = row_factor(normalised, found, given, scale + row.row, writes);
 #pragma unroll
   for (unsigned j = 0; j < COUNT; ++j) {
     forget_floats(chunks[j], normalised.zero());

@@ -2,6 +2,7 @@
 // beta; RMSNorm has neither mean nor beta, and gets null pointers for them.
 #pragma once
 
+#include "../include/together.cuh"
 #include "normaliser.cuh"
 #include "rows.cuh"
 
@@ -274,7 +275,19 @@ template <bool Centred, unsigned Together, typename Row, typename Element>
 __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
                                                const Element* __restrict__ gamma, const Element* __restrict__ beta,
                                                Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
-  if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
+  if constexpr (EARLY) {
+    Normaliser<Centred> normalised[Together];
+    typename Row::Chunk chunks[Together][Row::CHUNKS];
+    load_rows<Centred>(rows, x, chunks, normalised);
+    const VectorsKept<Centred, Row, Element> vectors(rows[0], gamma, beta);
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+      begin_together(chunks[0][j], vectors.scale(j));
+      if constexpr (Centred) begin_together(chunks[0][j], vectors.shift(j));
+    }
+    measure_rows<Centred>(rows, chunks, normalised);
+    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+  } else if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
     Normaliser<Centred> normalised[Together];
     typename Row::Chunk chunks[Together][Row::CHUNKS];
     load_rows<Centred>(rows, x, chunks, normalised);

@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm by the teams that the host planned. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no
-// thread lacks a pack).
+// LayerNorm and RMSNorm by the teams that the host planned. Macros: as at the end of rows.cuh, WHOLE (0 or 1: no
+// thread lacks a pack), and EARLY (as in together.cuh; for teams of blocks).
 #pragma once
 
 #if LANES > 0 && !(TILE || RAGGED)
@@ -11,6 +11,9 @@
 // Threads that a multiprocessor is to hold at least. It limits the registers of a thread.
 __device__ constexpr unsigned resident() {
   constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
+#if EARLY
+  return THREADS > 512 ? 1024 : 512;
+#endif
   // More threads hide more of the time that loads of gamma and beta take. Where threads keep much, or have single
   // elements besides packs, there are too few registers for so many threads; halves take some more registers on sm_100.
   if (KEPT >= 8 && sizeof(SCALAR) == 2 && __CUDA_ARCH__ >= 1000) return 512;

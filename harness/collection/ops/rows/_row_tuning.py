@@ -124,10 +124,10 @@ class RowParameters:
             yield Built(f"{case.op}.cu", entry, {**scalar, **turn.macros}, turn.threads, turn.shared, turn.blocks)
             return
         made = row_plan(plan, columns, itemsize)
-        whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}
+        of_norm = made.norm_macros(rows, columns, itemsize, Chip.current()) if self.vectors else {}
         stream = {} if self.ruled else {"STREAM": int(made.streams(rows, columns, itemsize))}
         shared = self.matrices * made.tile_rows * columns * itemsize
-        macros = {**scalar, **made.macros, **whole, **stream, **(self.macros(case) if self.macros else {})}
+        macros = {**scalar, **made.macros, **of_norm, **stream, **(self.macros(case) if self.macros else {})}
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, shared, made.cluster)
 
     def _row(self, case: Case) -> tuple[int, int, int, bool]:

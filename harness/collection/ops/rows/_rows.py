@@ -81,6 +81,8 @@ _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ro
 # Rows so many apart begin at the same place of a pack, whatever their length. As in norm_planned.cuh.
 _ALIKE = 8
 _ALIKE_BLOCK = 1024  # packs of a row up to which a block takes two such rows that share two vectors
+_EARLY = 512  # threads of a multiprocessor up to which a thread has registers for its part of vectors, besides its row
+_MOST_EARLY = {True: 4, False: 2}  # packs of a thread then, where blocks have at most so many threads, or more
 _FEWEST_ALIKE = 4  # blocks a multiprocessor, at one row a team, from which on rows are many
 
 
@@ -256,6 +258,18 @@ class RowPlan:
         team = self.lanes or self.threads * self.cluster
         return self.count * team * PACK_BYTES == columns * itemsize
 
+    def norm_macros(self, rows: int, columns: int, itemsize: int, chip: Chip) -> dict[str, int]:
+        """Macros of kernels whose rows share vectors, besides `macros`: WHOLE, and EARLY for few rows."""
+        whole = {"WHOLE": int(self.holds(columns, itemsize))}
+        return {**whole, "EARLY": 1} if self._is_early(rows, chip) else whole
+
+    def _is_early(self, rows: int, chip: Chip) -> bool:
+        """Whether vectors are loaded with a row, since a multiprocessor has few other threads that hide the loads."""
+        if self.lanes or self.tile_rows:
+            return False
+        few = self.grid(rows) <= chip.multiprocessors * max(1, _EARLY // self.threads)
+        return few and self.count * self.together <= _MOST_EARLY[self.threads <= _EARLY]
+
     def streams(self, rows: int, columns: int, itemsize: int) -> bool:
         """Whether the lines of a matrix are the first that caches give up: the macro STREAM."""
         most = 0 if self.ragged or self.tile_rows else _STREAMED_LANES if self.lanes else _STREAMED_BLOCKS
@@ -319,9 +333,9 @@ def planned(  # noqa: PLR0913 - what a launch needs
     """
     if plan is None:
         return fallback
-    itemsize = ITEMSIZE[ctx.case.dtype]
-    whole = {"WHOLE": int(plan.holds(ctx.s.N, itemsize))} if vectors else {}
-    kernel = RowKernel(ctx, plan, kept, **whole, STREAM=int(plan.streams(ctx.s.M, ctx.s.N, itemsize)))
+    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype]
+    of_norm = plan.norm_macros(*sizes, Chip.current()) if vectors else {}
+    kernel = RowKernel(ctx, plan, kept, **of_norm, STREAM=int(plan.streams(*sizes)))
 
     def launch(t: Tensors) -> None:
         if not kernel(*arguments(t)):

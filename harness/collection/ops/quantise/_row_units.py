@@ -53,7 +53,7 @@ class UnitRowPlan:
         None for rows so long that threads lack registers for it.
         """
         size = next(size for size in UNIT_SIZES if columns % size == 0)
-        count = min(blocks(columns // size, _EARLY), _BLOCK_KEPT // size)
+        count = min(blocks(columns // size, _EARLY), _BLOCK_KEPT // size, _BLOCK_COUNTS[-1])
         made = cls.made(columns, 0, count, 1, early=True)
         return made if made and made.threads <= _EARLY else None
 

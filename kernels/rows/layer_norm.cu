@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // 4. Accesses of 16 bytes, which are called packs. The number of threads of a row suits its length: lanes of a warp,
 //    which need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if
-//    they are short; longer ones have single elements at both ends.
+//    they are short; longer ones have single elements at both ends. Few rows load gamma and beta with the row (EARLY):
+//    nothing else on their multiprocessors hides a second and a third wait for memory.
 //
 // Macros: as in norm_planned.cuh.
 #ifdef COUNT

@@ -66,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. 16 bytes an access, and a number of threads a row that suits its length. Macros: as in norm_planned.cuh.
+// 4. 16 bytes an access, and a number of threads a row that suits its length. Few rows load gamma with the row (EARLY):
+//    nothing else on their multiprocessors hides a second wait for memory. Macros: as in norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 

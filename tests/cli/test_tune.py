@@ -336,7 +336,7 @@ def test_the_plan_of_an_earlier_run_is_searched(harness: Harness, tmp_path: Path
             ["chunked", *OPS],
             "no bundled scenario is named 'chunked' name sizes, --sizes M=1024,N=1024, or --scenario FILE",
         ),
-        (["add_rms_norm", "--arch=sm_90", "--dry-run"], "or --scenario llm_kernels or FILE"),
+        (["add_rms_norm", "--arch=sm_90", "--dry-run"], "or --scenario few_rows or llm_kernels or FILE"),
         (["chunked", *OPS, "--sizes=M=1"], "N is missing; op 'chunked' has the sizes M, N"),
         (["chunked", *OPS, "--sizes=M"], "--sizes M: aren't sizes"),
         (["chunked", *OPS, "--sizes=M=0,N=1"], "M can't be 0; op 'chunked' has the sizes M, N give each size once"),

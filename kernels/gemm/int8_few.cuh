@@ -8,6 +8,7 @@
 //   SPLIT  blocks that share the same rows of the weight, in turn as well. They are a cluster.
 #pragma once
 
+#include "../include/together.cuh"
 #include "int8_rows.cuh"
 
 constexpr unsigned THREADS = WARPS * WARP;
@@ -75,11 +76,18 @@ __device__ __forceinline__ void keep(int (&to)[ROWS * SUMS_PITCH], const Sums& s
   }
 }
 
-__device__ __forceinline__ void store(int sum, unsigned row, long long column, const Result& result) {
-  if (row < result.rows && column < result.columns) {
-    result.y[row * result.columns + column] = scaled(sum, result.of_row(row) * result.of_column(column));
+// Where the sum with number i of a block belongs, and what it is multiplied with.
+struct Place {
+  unsigned row;
+  long long column;
+  __device__ __forceinline__ Place(unsigned i, long long output) : row(i / OUTPUTS), column(output + i % OUTPUTS) {}
+  __device__ __forceinline__ float scale(const Result& result) const {
+    return result.of_row(row) * result.of_column(column);
   }
-}
+  __device__ __forceinline__ void store(int sum, float scale, const Result& result) const {
+    if (row < result.rows && column < result.columns) result.y[row * result.columns + column] = scaled(sum, scale);
+  }
+};
 
 __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weight, const Result& result) {
   __shared__ int parts[WARPS][ROWS * SUMS_PITCH];
@@ -89,6 +97,10 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
   unsigned first = (rank * WARPS + warp) * STEPS * STEP;
   Chunks chunks;
   chunks.load(x, weight, output, first);
+  // The scale of the thread's first sum comes with the weights. Few blocks have more sums than threads.
+  const unsigned own = rank * THREADS + threadIdx.x;
+  const float own_scale = Place(own, output).scale(result);
+  begin_together(chunks.a[0][0][0].x, own_scale);
 #pragma unroll 1
   while (first < x.columns) {
     first += SPLIT * WARPS * STEPS * STEP;
@@ -108,19 +120,21 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
     if constexpr (SPLIT > 1) {
       parts[0][place] = sum;  // which this thread alone reads
     } else {
-      store(sum, row, output + column, result);
+      const Place to(i, output);
+      to.store(sum, i == own ? own_scale : to.scale(result), result);
     }
   }
   if constexpr (SPLIT > 1) {
     meet_split();
 #pragma unroll 1
-    for (unsigned i = rank * THREADS + threadIdx.x; i < ROWS * OUTPUTS; i += SPLIT * THREADS) {
+    for (unsigned i = own; i < ROWS * OUTPUTS; i += SPLIT * THREADS) {
       const unsigned row = i / OUTPUTS, column = i % OUTPUTS;
       const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(&parts[0][row * SUMS_PITCH + column]));
       int sum = 0;
 #pragma unroll
       for (unsigned other = 0; other < SPLIT; ++other) sum += load_remote(address_in(other, from));
-      store(sum, row, output + column, result);
+      const Place to(i, output);
+      to.store(sum, i == own ? own_scale : to.scale(result), result);
     }
     meet_split();  // the others may still read here
   }

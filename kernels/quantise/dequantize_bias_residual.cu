@@ -16,7 +16,7 @@
 //       1.157 ms   20.8% of ceiling  moves 2.147 GB  1.49x the speed of eager
 //   fused: one kernel, one element a thread
 //       428.9 us   56.1% of ceiling  moves 1.074 GB  2.70x the speed of separate
-//   tuned: 16 bytes of acc an access, four of them and of the residual a thread
+//   tuned: 16 bytes of acc an access, four of them and of the residual a thread; less where there is little
 //       241.1 us   99.8% of ceiling  moves 1.074 GB  1.78x the speed of fused
 
 // Defaults for compiling this file alone.

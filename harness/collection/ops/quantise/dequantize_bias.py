@@ -86,7 +86,10 @@ def fused(ctx: Context) -> Launch:
 
 
 @OP.variant(
-    "tuned", "16 bytes of acc an access, four of them a thread", rows=("S14",), tuning=_tiles.tuning(lambda _: _SIZE)
+    "tuned",
+    "16 bytes of acc an access, four of them a thread; less where there is little",
+    rows=("S14",),
+    tuning=_tiles.tuning(lambda _: _SIZE),
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

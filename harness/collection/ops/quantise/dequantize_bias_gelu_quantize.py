@@ -116,7 +116,7 @@ def fused(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "16 bytes of acc an access, four of them a thread; GELU in 12 instructions",
+    "16 bytes of acc an access, four of them a thread, less where there is little; GELU in 12 instructions",
     rows=("S14",),
     tuning=_tiles.tuning(lambda _: _SIZE),
 )

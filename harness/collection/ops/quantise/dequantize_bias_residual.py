@@ -87,7 +87,7 @@ def fused(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "16 bytes of acc an access, four of them and of the residual a thread",
+    "16 bytes of acc an access, four of them and of the residual a thread; less where there is little",
     rows=("S14",),
     tuning=_tiles.tuning(lambda _: _SIZE),
 )

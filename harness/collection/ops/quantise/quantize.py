@@ -114,7 +114,7 @@ def _columns(case: Case) -> int:
 
 @OP.variant(
     "tuned",
-    "16 bytes of x an access, four of them a thread",
+    "16 bytes of x an access, four of them a thread; less where there is little",
     rows=("S14",),
     tuning=_tiles.tuning(_size, _columns, few=128),
 )

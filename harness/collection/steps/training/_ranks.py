@@ -137,16 +137,18 @@ class RankTrainer(Trainer):
         """
         import torch
 
-        before = [weight.detach().clone() for weight in self.weights]
+        tensors = [*self.weights, *(master for _, master in self.halves)]
+        before = [one.detach().clone() for one in tensors]
         for _ in range(REHEARSED):
             self.loss_of_step()
         with torch.no_grad():
-            for weight, first in zip(self.weights, before, strict=True):
-                weight.copy_(first)
-            for state in self.optimizer.state.values():
-                for value in state.values():
+            for one, first in zip(tensors, before, strict=True):
+                one.copy_(first)
+            for weight, state in self.optimizer.state.items():
+                for name, value in state.items():
                     if isinstance(value, torch.Tensor):
-                        value.zero_()
+                        # Our AdamW keeps masters of weights in halves there, which begin as the weights do.
+                        value.copy_(weight if name == "master" else torch.zeros_like(value))
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
 
     def error_of_mean(self) -> float:

@@ -81,8 +81,11 @@ struct Place {
   unsigned row;
   long long column;
   __device__ __forceinline__ Place(unsigned i, long long output) : row(i / OUTPUTS), column(output + i % OUTPUTS) {}
-  __device__ __forceinline__ float scale(const Result& result) const {
-    return result.of_row(row) * result.of_column(column);
+  __device__ __forceinline__ const float* x_scale(const Result& result) const {
+    return result.x_scale + (PER_ROW ? min(static_cast<long long>(row), result.rows - 1) : 0);
+  }
+  __device__ __forceinline__ const float* weight_scale(const Result& result) const {
+    return result.weight_scale + (PER_CHANNEL ? min(column, result.columns - 1) : 0);
   }
   __device__ __forceinline__ void store(int sum, float scale, const Result& result) const {
     if (row < result.rows && column < result.columns) result.y[row * result.columns + column] = scaled(sum, scale);
@@ -97,10 +100,10 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
   unsigned first = (rank * WARPS + warp) * STEPS * STEP;
   Chunks chunks;
   chunks.load(x, weight, output, first);
-  // The scale of the thread's first sum comes with the weights. Few blocks have more sums than threads.
+  // The scales of the thread's first sum come with the weights. They are multiplied later: a product would wait for them.
   const unsigned own = rank * THREADS + threadIdx.x;
-  const float own_scale = Place(own, output).scale(result);
-  begin_together(chunks.a[0][0][0].x, own_scale);
+  const Place first_place(own, output);
+  const float x_scale = load_here(first_place.x_scale(result)), of_weight = load_here(first_place.weight_scale(result));
 #pragma unroll 1
   while (first < x.columns) {
     first += SPLIT * WARPS * STEPS * STEP;
@@ -121,7 +124,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
       parts[0][place] = sum;  // which this thread alone reads
     } else {
       const Place to(i, output);
-      to.store(sum, i == own ? own_scale : to.scale(result), result);
+      to.store(sum, i == own ? x_scale * of_weight : *to.x_scale(result) * *to.weight_scale(result), result);
     }
   }
   if constexpr (SPLIT > 1) {
@@ -134,7 +137,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
 #pragma unroll
       for (unsigned other = 0; other < SPLIT; ++other) sum += load_remote(address_in(other, from));
       const Place to(i, output);
-      to.store(sum, i == own ? own_scale : to.scale(result), result);
+      to.store(sum, i == own ? x_scale * of_weight : *to.x_scale(result) * *to.weight_scale(result), result);
     }
     meet_split();  // the others may still read here
   }

@@ -89,8 +89,8 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     result.narrow(values);
     result.store(y + unit * SIZE);
   };
-  // A small matrix takes little more time than its instructions. Without a rest, a unit behind the end costs a few of
-  // them that aren't executed, where a last tile of its own would cost jumps.
+  // A small matrix takes little more time than its instructions. Without a rest, a unit behind the end costs a few
+  // instructions that aren't executed, where a last tile of its own would cost jumps.
   constexpr bool STRAIGHT = !REST && UNITS <= 2;
   if (STRAIGHT || first + (UNITS - 1) * tiles.period.size < whole) {
     Few<In, SIZE> raws[UNITS];

@@ -35,7 +35,8 @@ CASES = [
     rare("add_rms_norm_grad", "float32", {"M": 128, "N": 36}, "spread", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 1, "N": 5000}, "spread", {}),
     rare("add_rms_norm_grad", "bfloat16", {"M": 9, "N": 72}, "dx", {"dsum": 1}),
-    # Few rows, a block each, which load gamma and beta with the row: whole packs, single elements, missing packs.
+    # Few rows, a block each, which load gamma and beta with the row: whole packs, and packs that threads lack; and rows
+    # of single elements, which don't.
     rare("layer_norm", "bfloat16", {"M": 2, "N": 2048}, "tuned", {}),
     rare("layer_norm", "float16", {"M": 3, "N": 1031}, "tuned", {}),
     rare("rms_norm", "float32", {"M": 3, "N": 1540}, "tuned", {}),

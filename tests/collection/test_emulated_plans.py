@@ -32,7 +32,11 @@ CASES = [
         "dequantize_bias_residual_layer_norm_quantize",
         "float16",
         {"M": 37, "C": 100, "scales": "channel"},
-        [{"lanes": 16, "count": 2, "together": 2, "early": 1}, {"lanes": 0, "count": 1, "together": 1, "early": 0}],
+        [
+            {"lanes": 16, "count": 2, "together": 2, "early": 1},
+            {"lanes": 32, "count": 1, "together": 4, "early": 1},
+            {"lanes": 0, "count": 1, "together": 1, "early": 0},
+        ],
     ),
     rare("dequantize_bias_gelu_quantize", "float32", {"M": 3, "C": 64}, [{"elements": 2, "units": 2, "threads": 64}]),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 2}]),

@@ -25,7 +25,8 @@ _KEPT = 24  # elements of all rows that a thread works on at once
 _RESIDENT = ((1024, 24), (768, 32), (640, 40), (512, math.inf))
 _TOGETHER = 4  # rows that a team works on at once at most
 _MOST_THREADS = 1024  # of a block
-_EARLY = 512  # threads of a multiprocessor that have registers for numbers that they need last
+_EARLY = 512  # threads of a multiprocessor, and of a block, that have registers for numbers that they need last
+_SHORT = 3  # units of a row for each lane of a warp, up to which a warp has a row of few: it needs no barrier
 _LINE = 8  # lanes, at least, where rows are as long: narrower teams would move parts of sectors of y
 
 
@@ -48,14 +49,17 @@ class UnitRowPlan:
 
     @classmethod
     def of_few(cls, columns: int) -> Self | None:
-        """The plan for rows that have a multiprocessor each: a block a row, with few units a thread.
+        """The plan for rows that have a multiprocessor each: a warp or a block a row, with few units a thread.
 
         None for rows so long that threads lack registers for it.
         """
         size = next(size for size in UNIT_SIZES if columns % size == 0)
-        count = min(blocks(columns // size, _EARLY), _BLOCK_KEPT // size, _BLOCK_COUNTS[-1])
-        made = cls.made(columns, 0, count, 1, early=True)
-        return made if made and made.threads <= _EARLY else None
+        units = columns // size
+        if units <= _SHORT * WARP:
+            lanes = min(WARP, power_of_2_from(units))
+            return cls.made(columns, lanes, blocks(units, lanes), 1, early=True)
+        count = min(blocks(units, _EARLY), _BLOCK_KEPT // size, _BLOCK_COUNTS[-1])
+        return cls.made(columns, 0, count, 1, early=True)
 
     @classmethod
     def of(cls, columns: int) -> Self | None:
@@ -78,15 +82,18 @@ class UnitRowPlan:
 
     @classmethod
     def made(cls, columns: int, lanes: int, count: int, together: int, *, early: bool) -> Self | None:
-        """The plan with so many lanes, units of a thread and rows at once; None where it can't be."""
+        """The plan with so many lanes, units of a thread and rows at once; None where it can't be.
+
+        early: whether what a row needs last is loaded first, for which threads that keep much lack registers.
+        """
         size = next(size for size in UNIT_SIZES if columns % size == 0)
         units = columns // size
         threads = _LANE_BLOCK if lanes else blocks(blocks(units, count), WARP) * WARP
         team = lanes or threads
         # A thread may lack only its last unit.
-        if threads > _MOST_THREADS or not (count - 1) * team < units <= count * team:
+        if threads > (_EARLY if early else _MOST_THREADS) or not (count - 1) * team < units <= count * team:
             return None
-        kept, most = count * size * together, _KEPT if lanes else _BLOCK_KEPT
+        kept, most = count * size * together, _KEPT if lanes and not early else _BLOCK_KEPT
         if kept > most or together > (_TOGETHER if lanes else 1):
             return None
         return cls(size, count, lanes, threads, together, full=units == count * team, early=early)

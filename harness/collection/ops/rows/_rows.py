@@ -81,7 +81,7 @@ _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ro
 # Rows so many apart begin at the same place of a pack, whatever their length. As in norm_planned.cuh.
 _ALIKE = 8
 _ALIKE_BLOCK = 1024  # packs of a row up to which a block takes two such rows that share two vectors
-_EARLY = 512  # threads of a multiprocessor up to which a thread has registers for its part of vectors, besides its row
+_EARLY = 512  # threads of a multiprocessor, up to which a thread has registers for vectors besides its row
 _MOST_EARLY = {True: 4, False: 2}  # packs of a thread then, where blocks have at most so many threads, or more
 _FEWEST_ALIKE = 4  # blocks a multiprocessor, at one row a team, from which on rows are many
 
@@ -259,13 +259,16 @@ class RowPlan:
         return self.count * team * PACK_BYTES == columns * itemsize
 
     def norm_macros(self, rows: int, columns: int, itemsize: int, chip: Chip) -> dict[str, int]:
-        """Macros of kernels whose rows share vectors, besides `macros`: WHOLE, and EARLY for few rows."""
+        """Macros of kernels whose rows share vectors, besides `macros`: WHOLE, and EARLY where all rows run at once."""
         whole = {"WHOLE": int(self.holds(columns, itemsize))}
         return {**whole, "EARLY": 1} if self._is_early(rows, chip) else whole
 
     def _is_early(self, rows: int, chip: Chip) -> bool:
-        """Whether vectors are loaded with a row, since a multiprocessor has few other threads that hide the loads."""
-        if self.lanes or self.tile_rows:
+        """Whether vectors are loaded with a row, since a multiprocessor has few other threads that hide the loads.
+
+        Rows that begin inside of packs have packs of vectors shifted, which waits for each of them in any case.
+        """
+        if self.lanes or self.ragged:
             return False
         few = self.grid(rows) <= chip.multiprocessors * max(1, _EARLY // self.threads)
         return few and self.count * self.together <= _MOST_EARLY[self.threads <= _EARLY]

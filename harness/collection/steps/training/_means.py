@@ -156,18 +156,20 @@ def bucketed(weights: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 def gathered_mean(weights: Sequence[torch.Tensor]) -> None:
     """Average the gradients over ranks in another way than any variant does: for the reference.
 
-    Each rank gathers all ranks' gradients and adds them up in float64, piece by piece.
+    Each rank gathers all ranks' gradients and adds them up in float64 (complex128), piece by piece.
     """
     import torch
     from torch import distributed
 
     world = distributed.get_world_size()
-    for gradient in (weight.grad for weight in weights if weight.grad is not None):
+    # A gradient that can be differentiated itself may not be changed in place, its values may.
+    for gradient in (weight.grad.detach() for weight in weights if weight.grad is not None):
+        wide = torch.complex128 if gradient.is_complex() else torch.float64
         group = process_group(backend_of(gradient.device.type))
         flat = gradient.reshape(-1)
         for piece in flat.split(_PIECE):
             gathered = piece.new_empty(world, piece.numel())
             distributed.all_gather([*gathered], piece, group=group)
-            piece.copy_(gathered.sum(0, dtype=torch.float64) / world)
+            piece.copy_(gathered.sum(0, dtype=wide) / world)
         if flat.data_ptr() != gradient.data_ptr():  # reshape copied what isn't contiguous
             gradient.copy_(flat.view(gradient.shape))

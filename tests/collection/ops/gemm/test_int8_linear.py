@@ -368,3 +368,19 @@ def test_torch_needs_sizes_of_its_own_on_a_gpu():
     assert refused(case_of("eager", (17, 9, 8))) == "torch._int_mm needs K and N that are multiples of 8"
     assert refused(case_of("eager", (1, 8, 8))) is None
     assert refused(case_of("eager", (1, 3, 5), device="cpu")) is None
+
+
+@one_test("scales", SCALES)
+def test_few_rows_wait_for_no_scale_before_the_product(machine_code, scales):
+    """Scales of a thread's first sum come with the first part of the weight; the second part isn't held up by them."""
+    macros = {"COPY": 16, "ROWS": 8, "TILES": 1, "STEPS": 4, "WARPS": 8, "SPLIT": 1}
+    macros |= {"PER_CHANNEL": int(scales != "tensor"), "PER_ROW": int(scales == "token")}
+    code = machine_code("int8_linear.cu", macros)["int8_linear_few"]
+    kinds = [int.from_bytes(code[at : at + 2], "little") & 0xFFF for at in range(0, len(code), 16)]
+    load, product, float_product = 0x981, 0x237, 0x220  # LDG, IMMA, FMUL of sm_90
+    before = kinds[: kinds.index(product)]
+    assert before.count(load) == 2 + 2 * 4 * 3, (
+        "two scales, and two parts of four steps: two rows of the weight, one of x"
+    )
+    assert float_product not in before
+    assert float_product in kinds

@@ -66,17 +66,26 @@ def test_no_lane_is_idle_in_the_rows_of_swin_and_bert(columns):
     assert plan.size == 4
 
 
-def test_few_rows_have_a_block_each_and_few_units_a_thread():
-    found = {columns: UnitRowPlan.of_few(columns) for columns in (96, 768, 4096, 8192)}
-    assert {columns: (plan.count, plan.threads) for columns, plan in found.items()} == {
-        96: (1, 32),
-        768: (1, 192),
-        4096: (2, 512),
-        8192: (4, 512),
+def test_few_rows_have_a_warp_or_a_block_each_and_few_units_a_thread():
+    found = {columns: UnitRowPlan.of_few(columns) for columns in (96, 384, 388, 768, 4096, 8192)}
+    assert {columns: (plan.lanes, plan.count, plan.threads) for columns, plan in found.items()} == {
+        96: (32, 1, 128),
+        384: (32, 3, 128),
+        388: (0, 1, 128),
+        768: (0, 1, 192),
+        4096: (0, 2, 512),
+        8192: (0, 4, 512),
     }
     assert UnitRowPlan.of_few(8196) is None
-    assert all(plan.lanes == 0 and plan.macros["EARLY"] == 1 for plan in found.values())
+    assert all(plan.macros["EARLY"] == 1 for plan in found.values())
     assert "EARLY" not in UnitRowPlan.of(768).macros
+
+
+def test_early_loads_need_registers():
+    assert UnitRowPlan.made(16384, 0, 4, 1, early=True) is None
+    assert UnitRowPlan.made(16384, 0, 4, 1, early=False) is not None
+    assert UnitRowPlan.made(768, 32, 6, 1, early=True) is None
+    assert UnitRowPlan.made(768, 32, 6, 1, early=False) is not None
 
 
 def test_long_rows_have_no_plan():

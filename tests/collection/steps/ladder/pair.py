@@ -279,7 +279,7 @@ def curves() -> None:
 
 
 def sparse() -> None:
-    """Gradients of an embedding stay sparse where the host averages them, as in DistributedDataParallel."""
+    """Gradients of an embedding stay sparse where the reference averages them, as in DistributedDataParallel."""
     weight = torch.nn.Parameter(torch.zeros(4, 2))
     torch.nn.functional.embedding(torch.tensor([GROUP.rank, 3]), weight, sparse=True).sum().backward()
     _ranks._average([weight])

@@ -182,7 +182,10 @@ def test_a_bucket_is_full_with_the_gradient_that_exceeds_it() -> None:
 
 
 def test_the_reference_s_mean_is_of_gathered_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of layouts that can't be flat, too; a weight without a gradient stays without."""
+    """Of layouts that can't be flat, of complex numbers, and of gradients that have gradients.
+
+    A weight without a gradient stays without.
+    """
     gathered: list[int] = []
 
     def all_gather(found: Sequence[Tensor], own: Tensor, group: object) -> None:
@@ -194,12 +197,18 @@ def test_the_reference_s_mean_is_of_gathered_pieces(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_means, "process_group", lambda _backend: None)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
-    weights = weights_of()
-    for weight in weights[:2]:
+    wave = torch.randn(3, dtype=torch.complex64).requires_grad_()
+    *weights, without = weights_of()
+    weights.append(wave)
+    for weight in weights:
         weight.grad = torch.randn_like(weight)  # in the layout of the weight
-    before = [weight.grad.clone() for weight in weights[:2] if weight.grad is not None]
-    gathered_mean(weights)
-    assert gathered == [10, 10, 4, 5]
-    assert weights[2].grad is None
-    for weight, own in zip(weights, before, strict=False):
-        torch.testing.assert_close(weight.grad, 2 * own)
+    assert weights[1].grad is not None
+    # As backward(create_graph=True) leaves it.
+    weights[1].grad = weights[1].grad * weights[1].detach().requires_grad_()
+    before = [weight.grad.detach().clone() for weight in weights if weight.grad is not None]
+    gathered_mean([*weights, without])
+    assert gathered == [10, 10, 4, 5, 3]
+    assert without.grad is None
+    for weight, own in zip(weights, before, strict=True):
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad.detach(), 2 * own)

@@ -146,7 +146,7 @@ def test_the_reference_trains_in_plain_precision_with_the_ranks_that_the_way_ave
 
 
 @pytest.mark.parametrize("synced", [True, False])
-def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_on_the_host(
+def test_the_reference_s_products_are_exact_and_its_gradients_are_averaged_by_each_rank(
     monkeypatch: pytest.MonkeyPatch, synced: bool
 ) -> None:
     told: list[Any] = []

@@ -84,20 +84,6 @@ def test_a_rehearsal_leaves_no_trace(model: str) -> None:
     assert len(set(found[0])) == 4
 
 
-@pytest.mark.parametrize("adam", [False, True])
-def test_a_rehearsal_leaves_no_trace_in_masters_of_halves(adam: bool) -> None:
-    """Of torch's optimizer they are the trainer's, of our AdamW a part of its state."""
-    setup = Setup("llama_toy", 4, 5, torch.device("cpu"), torch.bfloat16, shard=1)
-    found: list[list[float]] = []
-    for rehearses in (False, True):
-        trainer = RankTrainer(replace(FLOAT32, half="pure", adam=adam), setup, wrapped=False, mean=None)
-        if rehearses:
-            trainer.rehearse()
-        found.append([trainer.loss_of_step().item() for _ in range(4)])
-    assert found[0] == pytest.approx(found[1], rel=1e-2)
-    assert found[0][0] - found[0][3] > 0.5
-
-
 def test_a_rung_s_ceiling_is_of_the_type_of_its_products(catalogue: Catalogue) -> None:
     op = catalogue["swin_scaling"]
     sizes = {"model": "swin_toy", "B": 3, "world": 2}

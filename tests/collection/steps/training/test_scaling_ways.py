@@ -196,3 +196,17 @@ def test_weights_are_in_parts_where_the_way_says_so(
     assert (found, made) == ((True, []) if keeps is None else (None, [keeps]))
     alone: object = _scaling.trainer_of(_scaling.way_of(name), FLOAT32, setup, 1)
     assert alone is False
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_rehearsal_leaves_no_trace_in_masters_of_halves(adam: bool) -> None:
+    """Of torch's optimizer they are the trainer's, of our AdamW a part of its state."""
+    setup = Setup("llama_toy", 4, 5, torch.device("cpu"), torch.bfloat16, shard=1)
+    found: list[list[float]] = []
+    for rehearses in (False, True):
+        trainer = RankTrainer(replace(FLOAT32, half="pure", adam=adam), setup, wrapped=False, mean=None)
+        if rehearses:
+            trainer.rehearse()
+        found.append([trainer.loss_of_step().item() for _ in range(4)])
+    assert found[0] == pytest.approx(found[1], rel=1e-2)
+    assert found[0][0] - found[0][3] > 0.5

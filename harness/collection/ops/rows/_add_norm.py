@@ -97,8 +97,7 @@ def planned(ctx: Context, tensors: Arguments, **macros: int) -> Launch:
     fallback, plan = two_pass(ctx, tensors, **macros), plan_of(ctx)
     if plan is None:
         return fallback
-    of_norm = plan.norm_macros(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
-    kernel = RowKernel(ctx, plan, 0, **of_norm, **macros)
+    kernel = RowKernel(ctx, plan, 0, WHOLE=int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype])), **macros)
 
     def launch(t: Tensors) -> None:
         if not kernel(*tensors(t)):

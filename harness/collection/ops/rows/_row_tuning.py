@@ -69,7 +69,8 @@ class RowParameters:
             "block": (0, 2 * WARP, 4 * WARP, 8 * WARP) if short else (0,),
             "tile": (0, *_TILES) if ragged and columns <= _MOST_TILE else (0,),
         }
-        return {**found, "in_turn": (0, 1)} if self.turns else found
+        early = {"early": (0,) if ragged else (0, 1)} if self.vectors else {}
+        return {**found, **early, "in_turn": (0, 1)} if self.turns else {**found, **early}
 
     def rule(self, case: Case) -> Plan | None:
         """The plan where no table has one."""
@@ -82,7 +83,7 @@ class RowParameters:
     def _problem(self, case: Case, plan: Plan) -> str | None:
         rows, columns, itemsize, ragged = self._row(case)
         if plan.get("in_turn"):
-            turn = dict(plan) == {**_NEUTRAL, "in_turn": 1} and InTurn.of(rows, columns, itemsize, Chip.current())
+            turn = dict(plan) == {**self.neutral, "in_turn": 1} and InTurn.of(rows, columns, itemsize, Chip.current())
             return None if turn else "rows can't be taken in turn so"
         number = {name: int(value) for name, value in plan.items()}
         if number["tile"]:
@@ -96,7 +97,14 @@ class RowParameters:
         kept = self.matrices * number["count"] * number["together"]
         lanes = bool(number["lanes"])
         problem = _refuse_lanes(number, packs, ragged, kept) if lanes else _refuse_blocks(number, packs, kept)
+        if not problem and number.get("early") and not row_plan(plan, columns, itemsize).may_be_early:
+            problem = "vectors are loaded early by blocks that have registers for them, for rows of whole packs"
         return problem or (self.limit(row_plan(plan, columns, itemsize)) if self.limit else None)
+
+    @property
+    def neutral(self) -> dict[str, Value]:
+        """What parameters are where the rows are taken in turn, or come through a tile."""
+        return {**_NEUTRAL, **({"early": 0} if self.vectors else {}), **({"in_turn": 0} if self.turns else {})}
 
     def _most_together(self, ragged: bool) -> int:
         """Rows of a team at most. Of rows that begin inside of packs, norm_planned.cuh has two, and no other kernel."""
@@ -105,7 +113,7 @@ class RowParameters:
         return 2 if ragged else _TOGETHER[-1]
 
     def _refuse_tile(self, number: dict[str, int], columns: int, itemsize: int) -> str | None:
-        if number != {**_NEUTRAL, "tile": number["tile"], **({"in_turn": 0} if self.turns else {})}:
+        if number != {**self.neutral, "tile": number["tile"]}:
             return "a tile has no other parameter"
         plan = RowPlan._tile(columns, itemsize, number["tile"])
         if plan.lanes > WARP:
@@ -124,10 +132,10 @@ class RowParameters:
             yield Built(f"{case.op}.cu", entry, {**scalar, **turn.macros}, turn.threads, turn.shared, turn.blocks)
             return
         made = row_plan(plan, columns, itemsize)
-        of_norm = made.norm_macros(rows, columns, itemsize, Chip.current()) if self.vectors else {}
+        whole = {"WHOLE": int(made.holds(columns, itemsize))} if self.vectors else {}
         stream = {} if self.ruled else {"STREAM": int(made.streams(rows, columns, itemsize))}
         shared = self.matrices * made.tile_rows * columns * itemsize
-        macros = {**scalar, **made.macros, **of_norm, **stream, **(self.macros(case) if self.macros else {})}
+        macros = {**scalar, **made.macros, **whole, **stream, **(self.macros(case) if self.macros else {})}
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", macros, made.threads, shared, made.cluster)
 
     def _row(self, case: Case) -> tuple[int, int, int, bool]:
@@ -139,20 +147,20 @@ class RowParameters:
 @lru_cache(maxsize=1024)
 def _ruled(of: RowParameters, case: Case, chip: Chip) -> Plan | None:
     rows, columns, itemsize, _ = of._row(case)
-    if of.ruled:
-        plan = of.ruled(rows, columns, itemsize, chip)
-        return as_parameters(plan, columns, itemsize) if plan else None
-    if columns == 1:
+    if columns == 1 and not of.ruled:
         return None
     if of.turns and InTurn.of(rows, columns, itemsize, chip):
-        return {**_NEUTRAL, "in_turn": 1}
-    if of.vectors:
+        return {**of.neutral, "in_turn": 1}
+    if of.ruled:
+        plan = of.ruled(rows, columns, itemsize, chip)
+    elif of.vectors:
         plan = RowPlan.with_vectors(rows, columns, itemsize, chip, of.vectors, norm=True)
     else:
         plan = RowPlan.of(rows, columns, itemsize, chip, of.matrices)
     if plan is None:
         return None
-    return {**as_parameters(plan, columns, itemsize), **({"in_turn": 0} if of.turns else {})}
+    early = {"early": int(plan.with_few_early(rows, chip).early)} if of.vectors else {}
+    return {**of.neutral, **as_parameters(plan, columns, itemsize), **early}
 
 
 def row_plan(plan: Plan, columns: int, itemsize: int) -> RowPlan:
@@ -162,7 +170,7 @@ def row_plan(plan: Plan, columns: int, itemsize: int) -> RowPlan:
         return RowPlan._tile(columns, itemsize, tile)
     packs, ragged = columns * itemsize // PACK_BYTES, columns * itemsize % PACK_BYTES != 0
     threads = block if lanes else blocks(blocks(packs, cluster * count), WARP) * WARP
-    return RowPlan(count, lanes, threads, cluster, ragged, together=together)
+    return RowPlan(count, lanes, threads, cluster, ragged, together=together, early=bool(plan.get("early")))
 
 
 def plan_of(ctx: Context, columns: str = "N") -> RowPlan | None:

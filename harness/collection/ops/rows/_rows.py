@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
@@ -92,7 +92,8 @@ class RowPlan:
 
     count: packs a thread (of a tile: elements). lanes: threads of a warp that share a row; 0 where `cluster` blocks of
     `threads` share it. ragged: rows begin inside of packs. tile_rows: rows of a tile in shared memory, 0 without one.
-    together: rows that a team works on at once.
+    together: rows that a team works on at once. early: vectors that rows share are loaded with a row, not after its
+    sums.
     """
 
     count: int
@@ -102,6 +103,7 @@ class RowPlan:
     ragged: bool = False
     tile_rows: int = 0
     together: int = 1
+    early: bool = False
 
     @classmethod
     def of(cls, rows: int, columns: int, itemsize: int, chip: Chip, matrices: int = 1) -> RowPlan | None:
@@ -251,6 +253,7 @@ class RowPlan:
             "RAGGED": int(self.ragged),
             "TILE": int(self.tile_rows > 0),
             "TOGETHER": self.together,
+            **({"EARLY": 1} if self.early else {}),
         }
 
     def holds(self, columns: int, itemsize: int) -> bool:
@@ -258,20 +261,18 @@ class RowPlan:
         team = self.lanes or self.threads * self.cluster
         return self.count * team * PACK_BYTES == columns * itemsize
 
-    def norm_macros(self, rows: int, columns: int, itemsize: int, chip: Chip) -> dict[str, int]:
-        """Macros of kernels whose rows share vectors, besides `macros`: WHOLE, and EARLY where all rows run at once."""
-        whole = {"WHOLE": int(self.holds(columns, itemsize))}
-        return {**whole, "EARLY": 1} if self._is_early(rows, chip) else whole
-
-    def _is_early(self, rows: int, chip: Chip) -> bool:
-        """Whether vectors are loaded with a row, since a multiprocessor has few other threads that hide the loads.
+    @property
+    def may_be_early(self) -> bool:
+        """Whether vectors may be loaded with a row, for which a thread needs registers.
 
         Rows that begin inside of packs have packs of vectors shifted, which waits for each of them in any case.
         """
-        if self.lanes or self.ragged:
-            return False
+        return not (self.lanes or self.ragged) and self.count * self.together <= _MOST_EARLY[self.threads <= _EARLY]
+
+    def with_few_early(self, rows: int, chip: Chip) -> RowPlan:
+        """The plan, early where all rows run at once: a multiprocessor has few other threads that hide loads then."""
         few = self.grid(rows) <= chip.multiprocessors * max(1, _EARLY // self.threads)
-        return few and self.count * self.together <= _MOST_EARLY[self.threads <= _EARLY]
+        return replace(self, early=few and self.may_be_early)
 
     def streams(self, rows: int, columns: int, itemsize: int) -> bool:
         """Whether the lines of a matrix are the first that caches give up: the macro STREAM."""
@@ -336,9 +337,9 @@ def planned(  # noqa: PLR0913 - what a launch needs
     """
     if plan is None:
         return fallback
-    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype]
-    of_norm = plan.norm_macros(*sizes, Chip.current()) if vectors else {}
-    kernel = RowKernel(ctx, plan, kept, **of_norm, STREAM=int(plan.streams(*sizes)))
+    itemsize = ITEMSIZE[ctx.case.dtype]
+    whole = {"WHOLE": int(plan.holds(ctx.s.N, itemsize))} if vectors else {}
+    kernel = RowKernel(ctx, plan, kept, **whole, STREAM=int(plan.streams(ctx.s.M, ctx.s.N, itemsize)))
 
     def launch(t: Tensors) -> None:
         if not kernel(*arguments(t)):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from harness.collection.ops.chip import H200, Chip
 from harness.collection.ops.rows._rows import RowPlan
+from harness.cuda.assumed import KNOWN, assuming
+from harness.model import Case
+from harness.ops import Catalogue
 from tests.one_test import one_test
 
 LOAD, SHUFFLE = 0x981, 0xF89
@@ -37,8 +40,10 @@ def test_no_load_comes_after_the_first_exchange_of_sums(machine_code, norm, dtyp
     assert late[0] > 0, "else this test would pass whatever EARLY is"
 
 
-def early(plan: RowPlan, rows: int, columns: int = 4096, itemsize: int = 2, chip: Chip = H200) -> bool:
-    return bool(plan.norm_macros(rows, columns, itemsize, chip).get("EARLY"))
+def early(plan: RowPlan, rows: int, chip: Chip = H200) -> bool:
+    made = plan.with_few_early(rows, chip)
+    assert made.macros.get("EARLY", 0) == made.early
+    return made.early
 
 
 def test_rows_are_few_while_multiprocessors_have_threads_for_them_at_once():
@@ -64,5 +69,26 @@ def test_decoding_loads_early(columns):
         for vectors in (1, 2):
             plan = RowPlan.with_vectors(rows, columns, 2, H200, vectors, norm=True)
             assert plan is not None
-            assert early(plan, rows, columns)
-    assert not early(RowPlan(1, 0, 512), 2**16, columns)
+            assert early(plan, rows)
+
+
+def test_a_search_tries_both_where_it_may() -> None:
+    tuning = Catalogue()["layer_norm"].variants["tuned"].tuning
+    assert tuning
+
+    def case(rows: int, columns: int) -> Case:
+        return Case("layer_norm", "tuned", "float16", (("M", rows), ("N", columns)))
+
+    with assuming(KNOWN["sm_90"]):
+        rules = {rows: tuning.rule(case(rows, 4096)) for rows in (8, 2**15)}
+        assert {rows: rule and rule["early"] for rows, rule in rules.items()} == {8: 1, 2**15: 0}
+        for rows, rule in rules.items():
+            assert rule
+            assert tuning.obstacle(case(rows, 4096), {**rule, "early": 1 - int(rule["early"])}) is None
+            (built,) = tuning.kernels(case(rows, 4096), rule) if tuning.kernels else ()
+            assert built.macros.get("EARLY", 0) == rule["early"]
+        lanes = tuning.rule(case(2**15, 256))
+        assert lanes
+        assert lanes["lanes"]
+        assert "registers" in str(tuning.obstacle(case(2**15, 256), {**lanes, "early": 1}))
+        assert tuning.parameters(case(8, 5001))["early"] == (0,)

@@ -33,7 +33,7 @@ def case_of(op: str, rows: int, columns: int, dtype: str) -> Case:
 
 
 def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn | None:
-    """The plan that the op took before plans had parameters."""
+    """The plan that the op took before plans had parameters; of few rows it is early since then."""
     matrices, vectors = OPS[op]
     chip = Chip.current()
     if columns == 1:
@@ -41,7 +41,8 @@ def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn |
     if op == "layer_norm" and (turn := InTurn.of(rows, columns, itemsize, chip)):
         return turn
     if vectors:
-        return RowPlan.with_vectors(rows, columns, itemsize, chip, vectors, norm=True)
+        plan = RowPlan.with_vectors(rows, columns, itemsize, chip, vectors, norm=True)
+        return plan and plan.with_few_early(rows, chip)
     return RowPlan.of(rows, columns, itemsize, chip, matrices)
 
 

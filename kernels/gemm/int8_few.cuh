@@ -87,6 +87,9 @@ struct Place {
   __device__ __forceinline__ const float* weight_scale(const Result& result) const {
     return result.weight_scale + (PER_CHANNEL ? min(column, result.columns - 1) : 0);
   }
+  __device__ __forceinline__ float scale(const Result& result) const {
+    return *x_scale(result) * *weight_scale(result);
+  }
   __device__ __forceinline__ void store(int sum, float scale, const Result& result) const {
     if (row < result.rows && column < result.columns) result.y[row * result.columns + column] = scaled(sum, scale);
   }
@@ -100,7 +103,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
   unsigned first = (rank * WARPS + warp) * STEPS * STEP;
   Chunks chunks;
   chunks.load(x, weight, output, first);
-  // The scales of the thread's first sum come with the weights. They are multiplied later: a product would wait for them.
+  // The scales of the thread's first sum come with the weights. A product of both would wait here, so it comes later.
   const unsigned own = rank * THREADS + threadIdx.x;
   const Place first_place(own, output);
   const float x_scale = load_here(first_place.x_scale(result)), of_weight = load_here(first_place.weight_scale(result));
@@ -124,7 +127,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
       parts[0][place] = sum;  // which this thread alone reads
     } else {
       const Place to(i, output);
-      to.store(sum, i == own ? x_scale * of_weight : *to.x_scale(result) * *to.weight_scale(result), result);
+      to.store(sum, i == own ? x_scale * of_weight : to.scale(result), result);
     }
   }
   if constexpr (SPLIT > 1) {
@@ -137,7 +140,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
 #pragma unroll
       for (unsigned other = 0; other < SPLIT; ++other) sum += load_remote(address_in(other, from));
       const Place to(i, output);
-      to.store(sum, i == own ? x_scale * of_weight : *to.x_scale(result) * *to.weight_scale(result), result);
+      to.store(sum, i == own ? x_scale * of_weight : to.scale(result), result);
     }
     meet_split();  // the others may still read here
   }

@@ -185,7 +185,8 @@ struct VectorsInMemory {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
-// The same, but gamma is loaded before the statistics are made. A thread that keeps little has the registers for it.
+// The same, but gamma is loaded before the statistics are made, or while they are made: the compiler decides. A thread
+// that keeps little has the registers for gamma.
 template <typename Row, typename Element>
 struct GammaAhead {
   const Row& row;
@@ -270,30 +271,36 @@ __device__ __forceinline__ void normalise_with(const Row (&rows)[Together], cons
   normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
 }
 
-// The same, with vectors from memory.
-template <bool Centred, unsigned Together, typename Row, typename Element>
-__device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
-                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
-                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+// The same, with vectors that are made once the rows are asked for, and before the statistics.
+template <typename Vectors, bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_with_ahead(const Row (&rows)[Together], const Element* x,
+                                                     const Element* __restrict__ gamma,
+                                                     const Element* __restrict__ beta, Element* y,
+                                                     float* __restrict__ mean, float* __restrict__ rstd) {
+  Normaliser<Centred> normalised[Together];
+  typename Row::Chunk chunks[Together][Row::CHUNKS];
+  load_rows<Centred>(rows, x, chunks, normalised);
+  const Vectors vectors(rows[0], gamma, beta);
   if constexpr (EARLY) {
-    Normaliser<Centred> normalised[Together];
-    typename Row::Chunk chunks[Together][Row::CHUNKS];
-    load_rows<Centred>(rows, x, chunks, normalised);
-    const VectorsKept<Centred, Row, Element> vectors(rows[0], gamma, beta);
 #pragma unroll
     for (unsigned j = 0; j < Row::CHUNKS; ++j) {
       begin_together(chunks[0][j], vectors.scale(j));
       if constexpr (Centred) begin_together(chunks[0][j], vectors.shift(j));
     }
-    measure_rows<Centred>(rows, chunks, normalised);
-    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+  }
+  measure_rows<Centred>(rows, chunks, normalised);
+  normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+}
+
+// The same, with vectors as suit the rows.
+template <bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
+                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+  if constexpr (EARLY) {
+    normalise_with_ahead<VectorsKept<Centred, Row, Element>, Centred>(rows, x, gamma, beta, y, mean, rstd);
   } else if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
-    Normaliser<Centred> normalised[Together];
-    typename Row::Chunk chunks[Together][Row::CHUNKS];
-    load_rows<Centred>(rows, x, chunks, normalised);
-    const GammaAhead<Row, Element> vectors(rows[0], gamma, beta);
-    measure_rows<Centred>(rows, chunks, normalised);
-    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
+    normalise_with_ahead<GammaAhead<Row, Element>, Centred>(rows, x, gamma, beta, y, mean, rstd);
   } else {
     normalise_with<Centred>(rows, x, VectorsInMemory<Row, Element>{rows[0], gamma, beta}, y, mean, rstd);
   }

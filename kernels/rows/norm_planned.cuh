@@ -1,6 +1,5 @@
 // LayerNorm and RMSNorm by the teams that the host planned. Macros: as at the end of rows.cuh, WHOLE (0 or 1: no
-// thread lacks a pack), and EARLY (as in together.cuh; for teams of blocks, and rows of
-// whole packs).
+// thread lacks a pack), and EARLY (as in together.cuh; for teams of blocks, and rows of whole packs).
 #pragma once
 
 #if LANES > 0 && !(TILE || RAGGED)

@@ -33,7 +33,7 @@ def case_of(op: str, rows: int, columns: int, dtype: str) -> Case:
 
 
 def ruled(op: str, rows: int, columns: int, itemsize: int) -> RowPlan | InTurn | None:
-    """The plan that the op took before plans had parameters; of few rows it is early since then."""
+    """The plan that the op took before plans had parameters, but that few rows load vectors early now."""
     matrices, vectors = OPS[op]
     chip = Chip.current()
     if columns == 1:

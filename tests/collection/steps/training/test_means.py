@@ -182,10 +182,7 @@ def test_a_bucket_is_full_with_the_gradient_that_exceeds_it() -> None:
 
 
 def test_the_reference_s_mean_is_of_gathered_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of layouts that can't be flat, of complex numbers, and of gradients that have gradients.
-
-    A weight without a gradient stays without.
-    """
+    """Layouts that can't be flat, complex numbers, and gradients that have gradients; one weight has no gradient."""
     gathered: list[int] = []
 
     def all_gather(found: Sequence[Tensor], own: Tensor, group: object) -> None:

@@ -200,7 +200,7 @@ def test_weights_are_in_parts_where_the_way_says_so(
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_rehearsal_leaves_no_trace_in_masters_of_halves(adam: bool) -> None:
-    """Of torch's optimizer they are the trainer's, of our AdamW a part of its state."""
+    """The trainer keeps masters for torch's optimizer; our AdamW keeps them in its state."""
     setup = Setup("llama_toy", 4, 5, torch.device("cpu"), torch.bfloat16, shard=1)
     found: list[list[float]] = []
     for rehearses in (False, True):

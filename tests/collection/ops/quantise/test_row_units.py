@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+from harness import cuda
 from harness.collection.ops.quantise._row_units import UNIT_SIZES, UnitRowPlan
+from harness.collection.ops.quantise.dequantize_bias_residual_layer_norm_quantize import OP
+from harness.model import Case
 from tests.one_test import one_test
 
 COLUMNS = sorted({*range(1, 300), 384, 768, 1000, 1023, 1024, 1536, 3072, 4095, 4096, 8190, 8191, 8192, 16384, 32768})
@@ -79,6 +82,23 @@ def test_few_rows_have_a_warp_or_a_block_each_and_few_units_a_thread():
     assert UnitRowPlan.of_few(8196) is None
     assert all(plan.macros["EARLY"] == 1 for plan in found.values())
     assert "EARLY" not in UnitRowPlan.of(768).macros
+
+
+def test_rows_are_few_while_each_has_a_multiprocessor(monkeypatch):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+
+    def plan(rows, columns):
+        case = Case(OP.name, "tuned", "float16", (("M", rows), ("C", columns)), (("scales", "channel"),))
+        tuning = OP.variants["tuned"].tuning
+        assert tuning.obstacle(case, tuning.rule(case)) is None
+        return tuning.rule(case)
+
+    few, many = (
+        {"lanes": 0, "count": 1, "together": 1, "early": 1},
+        {"lanes": 32, "count": 6, "together": 1, "early": 0},
+    )
+    assert [plan(rows, 768) for rows in (1, 132, 133)] == [few, few, many]
+    assert plan(1, 16_384)["early"] == 0, "threads lack registers"
 
 
 def test_early_loads_need_registers():

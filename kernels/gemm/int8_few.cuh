@@ -8,7 +8,6 @@
 //   SPLIT  blocks that share the same rows of the weight, in turn as well. They are a cluster.
 #pragma once
 
-#include "../include/together.cuh"
 #include "int8_rows.cuh"
 
 constexpr unsigned THREADS = WARPS * WARP;
@@ -106,7 +105,7 @@ __device__ __forceinline__ void multiply_few(const Matrix& x, const Matrix& weig
   // The scales of the thread's first sum come with the weights. A product of both would wait here, so it comes later.
   const unsigned own = rank * THREADS + threadIdx.x;
   const Place first_place(own, output);
-  const float x_scale = load_here(first_place.x_scale(result)), of_weight = load_here(first_place.weight_scale(result));
+  const float x_scale = *first_place.x_scale(result), of_weight = *first_place.weight_scale(result);
 #pragma unroll 1
   while (first < x.columns) {
     first += SPLIT * WARPS * STEPS * STEP;

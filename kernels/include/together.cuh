@@ -15,10 +15,3 @@ __device__ __forceinline__ void begin_together(Now& now, const Later& later) {
   static_assert(sizeof(Now) >= 4 && sizeof(Later) >= 4);
   reinterpret_cast<unsigned&>(now) |= reinterpret_cast<const unsigned&>(later) & blockIdx.z;
 }
-
-// A float by a load that stays where the source has it, in a place where nothing else waits for memory.
-__device__ __forceinline__ float load_here(const float* from) {
-  float value;
-  asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
-  return value;
-}

@@ -48,7 +48,6 @@ INSTRUCTIONS = {
     "prmt.b32 %0, %1, 0, 0xbb99": "spread_signs",
     "ld.global.nc.L1::no_allocate.v": "load_words",
     "ld.global.nc.v4": "load_words",
-    "ld.volatile.global.f32": "load_float",
     "cp.async.ca": "copy",
     "cp.async.cg": "copy",
     "cp.async.commit_group": "close_copies",

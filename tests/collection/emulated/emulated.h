@@ -210,7 +210,6 @@ inline void pack_bytes(unsigned& to, int high, int low, unsigned above) {
 }
 // The sign of each half of x, over all of the half.
 inline void spread_signs(unsigned& to, unsigned x) { to = (x >> 15 & 1) * 0xffffu | (x >> 31) * 0xffff0000u; }
-inline void load_float(float& to, const float* from) { to = *from; }
 inline void load_words(unsigned& a, unsigned& b, const void* from) {
   const unsigned* words = static_cast<const unsigned*>(from);
   a = words[0], b = words[1];

@@ -40,6 +40,7 @@
 
 #include "../include/bias.cuh"
 #include "../include/number.cuh"
+#include "../include/row_part.cuh"
 
 using T = SCALAR;
 
@@ -101,20 +102,20 @@ extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T
   }
 }
 
-//    Where a tensor has few packs, 4 bytes an access: more threads share the work, and each is done sooner.
-//    `columns` counts words.
-extern "C" __global__ void bias_residual_words(const unsigned* __restrict__ x, const unsigned* __restrict__ bias,
-                                               const unsigned* __restrict__ residual, unsigned* __restrict__ y,
-                                               INDEX words, INDEX columns, INDEX multiplier, unsigned shift) {
-  const INDEX i = thread();
-  if (i < words) {
-    const Lanes<T> a(x[i]), b(bias[Columns<INDEX>{columns, multiplier, shift}.of(i)]), c(residual[i]);
-    Lanes<T> y_i;
+//    Where a tensor has few packs, 4 bytes an access, and a part of a row for each block (row_part.cuh): more threads
+//    share the work, and each of them begins sooner. Macro: ROW_THREADS.
+#ifdef ROW_THREADS
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    bias_residual_words(const unsigned* __restrict__ x, const unsigned* __restrict__ bias,
+                        const unsigned* __restrict__ residual, unsigned* __restrict__ y, unsigned row_units) {
+  const RowPart part = RowPart::of<ROW_THREADS>(row_units);
+  const Lanes<T> a(x[part.unit]), b(bias[part.column]), c(residual[part.unit]);
+  Lanes<T> sums;
 #pragma unroll
-    for (unsigned j = 0; j < Lanes<T>::SIZE; ++j) y_i.at[j] = a.at[j] + b.at[j] + c.at[j];
-    y[i] = y_i.word();
-  }
+  for (unsigned j = 0; j < Lanes<T>::SIZE; ++j) sums.at[j] = a.at[j] + b.at[j] + c.at[j];
+  y[part.unit] = sums.word();
 }
+#endif
 
 // 4. and 5. One half an access, and two, added by one instruction: half the memory instructions and half the threads.
 //    Both add in halves: each addition rounds, as it does in two kernels. Step 5 needs rows of whole pairs, whose number

@@ -15,10 +15,12 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
 // (0 or 1: rows are whole units), TILE_UNITS (of a thread, 4 unless told), UNIT_ELEMENTS (of a unit,
 // fewer than 16 bytes have: then small matrices have threads for more multiprocessors), REST (0 or 1, 1 unless told: the
-// matrix may end inside a unit).
+// matrix may end inside a unit), ROW_THREADS (of a block, which has a part of one row; without it, units are shared out
+// as above).
 #pragma once
 
 #include "../include/fastdiv.cuh"
+#include "../include/row_part.cuh"
 #include "few.cuh"
 
 using T = SCALAR;
@@ -41,10 +43,18 @@ struct Tiles {
   INDEX elements;
   Divisor<INDEX> period, columns;
 };
+struct Rows {
+  unsigned units;  // of a row
+};
+#ifdef ROW_THREADS
+#define TILE_PARAMETERS unsigned row_units
+#define TILES (Rows{row_units})
+#else
 #define TILE_PARAMETERS                                                                                           \
   INDEX elements, INDEX period, INDEX period_multiplier, unsigned period_shift, INDEX columns, INDEX multiplier, \
       unsigned shift
 #define TILES (Tiles{elements, {period, period_multiplier, period_shift}, {columns, multiplier, shift}})
+#endif
 
 // The numbers of `SIZE` columns from `column` on; after the last column comes the first one.
 template <typename Element, unsigned SIZE>
@@ -63,6 +73,20 @@ __device__ __forceinline__ void load_columns(const Element* __restrict__ from, I
   }
 }
 
+// y[unit] = step(x, residual) by elements, for a unit that was loaded.
+template <unsigned SIZE, bool RESIDUAL, typename In, typename Out, typename Step>
+__device__ __forceinline__ void finish_unit(const Few<In, SIZE>& raw, const Few<T, SIZE>& added, Out* __restrict__ y,
+                                            INDEX unit, const Step& step) {
+  float values[SIZE], more[SIZE] = {};
+  raw.widen(values);
+  if constexpr (RESIDUAL) added.widen(more);
+#pragma unroll
+  for (unsigned j = 0; j < SIZE; ++j) values[j] = step(values[j], more[j], j);
+  Few<Out, SIZE> result;
+  result.narrow(values);
+  result.store(y + unit * SIZE);
+}
+
 // y = step(x, residual) by elements. step.load(column, columns) fetches what it needs of `SIZE` columns, and
 // step(x, residual, j) works on an element of the j-th of them. RESIDUAL: whether there is one. All tensors begin on 16
 // bytes.
@@ -79,16 +103,6 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
   // The unit `whole` is the tensor's rest.
   if (REST ? first > whole : first >= whole) return;
   const INDEX column = tiles.columns.remainder(place * SIZE);
-  const auto work = [&](const Few<In, SIZE>& raw, const Few<T, SIZE>& added, INDEX unit) {
-    float values[SIZE], more[SIZE] = {};
-    raw.widen(values);
-    if constexpr (RESIDUAL) added.widen(more);
-#pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) values[j] = step(values[j], more[j], j);
-    Few<Out, SIZE> result;
-    result.narrow(values);
-    result.store(y + unit * SIZE);
-  };
   // A small matrix takes little more time than its instructions. Without a rest, a unit behind the end costs a few
   // instructions that aren't executed, where a last tile of its own would cost jumps.
   constexpr bool STRAIGHT = !REST && UNITS <= 2;
@@ -106,7 +120,7 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     step.load(column, tiles.columns.size);
 #pragma unroll
     for (unsigned u = 0; u < UNITS; ++u) {
-      if (is_there(u)) work(raws[u], residuals[u], first + u * tiles.period.size);
+      if (is_there(u)) finish_unit<SIZE, RESIDUAL>(raws[u], residuals[u], y, first + u * tiles.period.size, step);
     }
     return;
   }
@@ -119,7 +133,7 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     Few<T, SIZE> added;
     raw.load(x + unit * SIZE);
     if constexpr (RESIDUAL) added.load(residual + unit * SIZE);
-    work(raw, added, unit);
+    finish_unit<SIZE, RESIDUAL>(raw, added, y, unit, step);
   }
   if (unit == whole) {
 #pragma unroll
@@ -129,3 +143,18 @@ __device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __re
     }
   }
 }
+
+// The same for a part of a row.
+#ifdef ROW_THREADS
+template <unsigned SIZE, bool RESIDUAL, typename In, typename Out, typename Step>
+__device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __restrict__ residual, Out* __restrict__ y,
+                                         const Rows& rows, Step step) {
+  const RowPart part = RowPart::of<ROW_THREADS>(rows.units);
+  Few<In, SIZE> raw;
+  Few<T, SIZE> added;
+  raw.load(x + part.unit * SIZE);
+  if constexpr (RESIDUAL) added.load(residual + part.unit * SIZE);
+  step.load(part.column * SIZE, rows.units * SIZE);
+  finish_unit<SIZE, RESIDUAL>(raw, added, y, part.unit, step);
+}
+#endif

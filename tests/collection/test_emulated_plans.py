@@ -18,16 +18,30 @@ CASES = [
         [{"tiles": "registers1"}, {"tiles": "packs16x16"}],
     ),
     rare("nchw_to_nhwc", "float32", {"N": 2, "C": 67, "H": 9, "W": 15}, [{"tiles": "packs8x16"}, {"tiles": "words16"}]),
-    rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"elements": 4, "units": 1, "threads": 64}]),
+    rare("dequantize_bias", "bfloat16", {"M": 5, "C": 97}, [{"elements": 4, "units": 1, "threads": 64, "row_part": 0}]),
     # Two elements a unit, without a rest: whole units in a row, and units that lie in two rows.
     rare(
         "dequantize_bias_residual",
         "float16",
         {"M": 10, "C": 129, "scales": "channel"},
-        [{"elements": 2, "units": units, "threads": 64} for units in (1, 2)],
+        [{"elements": 2, "units": units, "threads": 64, "row_part": 0} for units in (1, 2)],
     ),
-    rare("quantize", "bfloat16", {"M": 7, "C": 130, "scales": "channel"}, [{"elements": 2, "units": 2, "threads": 64}]),
-    rare("quantize", "float32", {"M": 6, "C": 77}, [{"elements": 2, "units": 1, "threads": 64}]),
+    rare("quantize", "bfloat16", {"M": 7, "C": 130, "scales": "channel"}, [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}]),
+    rare("quantize", "float32", {"M": 6, "C": 77}, [{"elements": 2, "units": 1, "threads": 64, "row_part": 0}]),
+    # A block has a part of one row: with threads behind its end, and of a matrix that is one row.
+    rare(
+        "dequantize_bias_residual",
+        "bfloat16",
+        {"M": 3, "C": 1100, "scales": "channel"},
+        [{"elements": 2, "units": 1, "threads": 256, "row_part": 1}],
+    ),
+    rare(
+        "quantize",
+        "float16",
+        {"M": 5, "C": 24, "scales": "channel"},
+        [{"elements": elements, "units": 1, "threads": 64, "row_part": 1} for elements in (2, 8)],
+    ),
+    rare("quantize", "bfloat16", {"M": 7, "C": 52}, [{"elements": 4, "units": 1, "threads": 64, "row_part": 1}]),
     rare(
         "dequantize_bias_residual_layer_norm_quantize",
         "float16",
@@ -38,7 +52,7 @@ CASES = [
             {"lanes": 0, "count": 1, "together": 1, "early": 0},
         ],
     ),
-    rare("dequantize_bias_gelu_quantize", "float32", {"M": 3, "C": 64}, [{"elements": 2, "units": 2, "threads": 64}]),
+    rare("dequantize_bias_gelu_quantize", "float32", {"M": 3, "C": 64}, [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}]),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 2}]),
     rare(
         "cross_entropy",
@@ -51,7 +65,7 @@ CASES = [
     ),
     rare("cross_entropy_grad", "bfloat16", {"M": 9, "V": 5003}, [{"units": 1}]),
     ("rope", "bfloat16", {"T": 7, "Q": 8, "K": 2, "D": 128, "P": 20}, [{"each": 1}]),
-    rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"bytes": 16, "threads": 64}]),
+    rare("bias_residual", "float16", {"R": 5, "C": 264}, [{"bytes": 16, "threads": 64}, {"bytes": 4, "threads": 64}]),
     rare(
         "window_attention",
         "float16",

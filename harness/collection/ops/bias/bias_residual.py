@@ -24,6 +24,7 @@ from harness.collection.ops.elementwise import (
     blocks,
     widened,
 )
+from harness.collection.ops.row_parts import MOST_ROWS, SHORTEST, RowParts
 from harness.model import Case, Traffic
 from harness.ops import (
     ITEMSIZE,
@@ -48,8 +49,6 @@ PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 UNROLL = 4  # elements a thread of bias_residual_unrolled
 PARTS = 8
 WORD_BYTES = 4
-_ENTRIES = {PACK_BYTES: "bias_residual_packed", WORD_BYTES: "bias_residual_words"}
-"""The kernel for rows of whole units, by the bytes of a unit."""
 _EVERY_BLOCK = (64, 128, 256, 512)  # threads of a block of `tuned` that there may be
 _FEW_BYTES = 256  # of x a multiprocessor, up to which words are faster than packs
 _MOST_BYTES = 2**20  # of x, up to which a search tries words
@@ -161,23 +160,37 @@ def packed8(ctx: Context) -> Launch:
 
 
 def _parameters(case: Case) -> dict[str, tuple[int, ...]]:
-    """Bytes of an access, and threads of a block. Words are for rows of whole ones, in tensors of few packs."""
-    row = case.symbols["C"] * ITEMSIZE[case.dtype]
-    has_words = row % WORD_BYTES == 0 and case.symbols["R"] * row <= _MOST_BYTES
+    """Bytes of an access, and threads of a block. Words are for few rows of whole words, where blocks have parts of rows."""
+    rows, row = case.symbols["R"], case.symbols["C"] * ITEMSIZE[case.dtype]
+    has_words = row % WORD_BYTES == 0 and 0 < rows * row <= _MOST_BYTES and rows <= MOST_ROWS
     return {"bytes": (PACK_BYTES, WORD_BYTES) if has_words else (PACK_BYTES,), "threads": _EVERY_BLOCK}
 
 
 def _rule(case: Case) -> Plan:
-    few = case.symbols["R"] * case.symbols["C"] * ITEMSIZE[case.dtype] <= _FEW_BYTES * cuda.multiprocessors()
+    row = case.symbols["C"] * ITEMSIZE[case.dtype]
+    few = case.symbols["R"] * row <= _FEW_BYTES * cuda.multiprocessors() and row >= SHORTEST * WORD_BYTES
     by_words = few and WORD_BYTES in _parameters(case)["bytes"]
-    return {"bytes": WORD_BYTES, "threads": 128} if by_words else {"bytes": PACK_BYTES, "threads": BLOCK}
+    return {"bytes": WORD_BYTES if by_words else PACK_BYTES, "threads": BLOCK}
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
-    together, n = int(plan["bytes"]) // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
+    if plan["bytes"] == WORD_BYTES:
+        parts = _parts_of_rows(case, plan)
+        yield Built("bias_residual.cu", "bias_residual_words", _words(case, parts), parts.threads)
+        return
+    together, n = PACK_BYTES // ITEMSIZE[case.dtype], case.symbols["R"] * case.symbols["C"]
     is_whole = case.symbols["C"] % together == 0
-    entry, count = (_ENTRIES[int(plan["bytes"])], n // together) if is_whole else ("bias_residual_any", n)
+    entry, count = ("bias_residual_packed", n // together) if is_whole else ("bias_residual_any", n)
     yield Built("bias_residual.cu", entry, _macros(case, count), int(plan["threads"]))
+
+
+def _parts_of_rows(case: Case, plan: Plan) -> RowParts:
+    words = case.symbols["C"] * ITEMSIZE[case.dtype] // WORD_BYTES
+    return RowParts.of(case.symbols["R"], words, int(plan["threads"]))
+
+
+def _words(case: Case, parts: RowParts) -> dict[str, str | int]:
+    return {"SCALAR": CUDA_TYPE[case.dtype], "ROW_THREADS": parts.threads}
 
 
 @OP.variant(
@@ -193,9 +206,21 @@ def tuned(ctx: Context) -> Launch:
     """
     plan = ctx.plan()
     assert plan
-    add_all = _in_packs(ctx, int(plan["threads"]), int(plan["bytes"]))
+    add_all = _in_packs(ctx, int(plan["threads"]))
     ctx.report(LAUNCHES.name, 1)
-    return lambda t: add_all(t.x, t.bias, t.residual, t.y)
+    if plan["bytes"] == PACK_BYTES:
+        return lambda t: add_all(t.x, t.bias, t.residual, t.y)
+    parts = _parts_of_rows(ctx.case, plan)
+    words, row_units = ctx.kernel("bias_residual.cu", "bias_residual_words", _words(ctx.case, parts)), parts.units
+
+    def launch(t: Tensors) -> None:
+        tensors = t.x, t.bias, t.residual, t.y
+        if any(tensor.data_ptr() % WORD_BYTES for tensor in tensors):
+            add_all(*tensors)
+        else:
+            words(parts.grid, parts.threads, *tensors, ctypes.c_uint32(row_units))
+
+    return launch
 
 
 @OP.variant(
@@ -238,24 +263,23 @@ def eight_launches(ctx: Context) -> Launch:
 
 
 def _in_packs(
-    ctx: Context, threads: int = BLOCK, size: int = PACK_BYTES
+    ctx: Context, threads: int = BLOCK
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """`tuned` for x, bias, residual and y with any number of the case's rows, at any address.
 
-    threads: of a block. size: bytes of an access, of a pack or of a word.
+    threads: of a block.
     """
-    itemsize, n = ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
-    pack, together = PACK_BYTES // itemsize, size // itemsize
+    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
     anywhere, word = _kernel(ctx, "bias_residual_any", n)
     columns = _columns(ctx.s.C, word)
-    whole, of_units = _kernel(ctx, _ENTRIES[size], n // together) if ctx.s.C % together == 0 else (None, word)
-    units_a_row = _columns(ctx.s.C // together, of_units)
+    whole, of_packs = _kernel(ctx, "bias_residual_packed", n // pack) if ctx.s.C % pack == 0 else (None, word)
+    packs_a_row = _columns(ctx.s.C // pack, of_packs)
 
     def add_all(*tensors: torch.Tensor) -> None:
         x, _, residual, y = tensors
         count = x.numel()
         if whole and aligned(*tensors):
-            whole(blocks(count // together, threads), threads, *tensors, of_units(count // together), *units_a_row)
+            whole(blocks(count // pack, threads), threads, *tensors, of_packs(count // pack), *packs_a_row)
         else:
             vector = ctypes.c_int(aligned(x, residual, y))
             anywhere(blocks(-(-count // pack), threads), threads, *tensors, word(count), vector, *columns)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from harness import cuda
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, INDEX_TYPE, LIMIT_32, aligned, blocks
+from harness.collection.ops.row_parts import MOST_ROWS, SHORTEST, RowParts
 from harness.model import Case
 from harness.ops import Built, Context, Launch, Plan, Tensors, Tuning
 
@@ -22,7 +23,8 @@ _EVERY_UNITS, _EVERY_THREADS = (1, 2, 4), (64, 128, 256)
 _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
 _STRAIGHT_UNITS = 2  # of a thread, up to which the kernel of a matrix without a rest has no jumps
 _SMALL = 2**20  # elements of a matrix up to which units are smaller, so that there are more threads
-_FEW_ELEMENTS = 1024  # a multiprocessor, up to which a thread has one unit: its second one would only add to the time
+FEW_ELEMENTS = 1024
+"""A multiprocessor's, up to which a thread has one unit: its second one would only add to the time."""
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -53,35 +55,57 @@ class RepeatingTiles:
         return blocks(blocks(self.elements, self.size), units * self.period) * self.period
 
 
-def tuning(size: Callable[[Case], int], columns: Callable[[Case], int] | None = None, *, few: int = _THREADS) -> Tuning:
+Few = Callable[[int], tuple[int, int]]
+"""Elements of a unit, and the most threads of a block, where a matrix of so many elements is cut into parts of rows."""
+
+
+def tuning(size: Callable[[Case], int], few: Few, columns: Callable[[Case], int] | None = None) -> Tuning:
     """What `tuned` of an op declares that runs `in_tiles`: elements of a unit, units of a thread, threads of a block.
 
-    size, columns: as there, of a case. few: threads of a block where a thread has one unit. A small matrix has units of
-    fewer elements than `size`, and fewer of them a thread.
+    size, columns: as there, of a case. A small matrix has units of fewer elements than `size`, and fewer of them a
+    thread. row_part: 1 where blocks have a part of one row each, with one unit a thread, and `threads` at most.
     """
 
+    def row(case: Case) -> int:
+        return case.symbols["C"] if columns is None else columns(case)
+
     def parameters(case: Case) -> dict[str, Sequence[int]]:
-        parts = _PARTS if _count(case) <= _SMALL else _PARTS[:1]
+        is_small = _count(case) <= _SMALL
         return {
-            "elements": tuple(size(case) // part for part in parts),
+            "elements": tuple(size(case) // part for part in (_PARTS if is_small else _PARTS[:1])),
             "units": _EVERY_UNITS,
             "threads": _EVERY_THREADS,
+            "row_part": (0, 1) if is_small else (0,),
         }
 
     def rule(case: Case) -> Plan:
         count = _count(case)
         if count > _SMALL:
-            return {"elements": size(case), "units": _UNITS, "threads": _THREADS}
-        if count > _FEW_ELEMENTS * cuda.multiprocessors():
-            return {"elements": 2, "units": 2, "threads": _THREADS}
-        return {"elements": 2, "units": 1, "threads": few}
+            return {"elements": size(case), "units": _UNITS, "threads": _THREADS, "row_part": 0}
+        elements, threads = few(count)
+        parts = {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
+        if (row(case) or count) >= SHORTEST * elements and not refuse(case, parts):
+            return parts
+        units = 2 if count > FEW_ELEMENTS * cuda.multiprocessors() else 1
+        return {"elements": 2, "units": units, "threads": _THREADS, "row_part": 0}
+
+    def refuse(case: Case, plan: Plan) -> str | None:
+        if not plan["row_part"]:
+            return None
+        if plan["units"] != 1:
+            return "a thread has one unit where blocks have a part of a row"
+        count, elements = _count(case), int(plan["elements"])
+        length = row(case) or count
+        if not count or length % elements:
+            return "rows aren't whole units"
+        return "a grid has no room for so many rows" if count // length > MOST_ROWS else None
 
     def kernels(case: Case, plan: Plan) -> Iterator[Built]:
-        of_row = columns(case) if columns else case.symbols["C"]
-        options = _macros(case) | _tile_macros(_count(case), size(case), of_row, plan)
-        yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, int(plan["threads"]))
+        options = _macros(case) | _tile_macros(_count(case), size(case), row(case), plan)
+        threads = int(options.get("ROW_THREADS", plan["threads"]))
+        yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, threads)
 
-    return Tuning(parameters, rule, kernels=kernels)
+    return Tuning(parameters, rule, refuse, kernels)
 
 
 def macros(ctx: Context) -> dict[str, str | int]:
@@ -106,11 +130,19 @@ def _tile_macros(count: int, size: int, columns: int, plan: Plan) -> dict[str, s
     macros: dict[str, str | int] = {"WHOLE": int(columns % elements == 0)}
     if elements != size:
         macros["UNIT_ELEMENTS"] = elements
+    if plan["row_part"]:
+        return {**macros, "WHOLE": 1, "ROW_THREADS": _row_parts(count, columns, plan).threads}
     if units != _UNITS:
         macros["TILE_UNITS"] = units
     if units <= _STRAIGHT_UNITS and count % elements == 0:
         macros["REST"] = 0
     return macros
+
+
+def _row_parts(count: int, columns: int, plan: Plan) -> RowParts:
+    """The parts of a matrix of so many elements. columns: of a row, 0 where the matrix is one row."""
+    length = columns or count
+    return RowParts.of(count // length, length // int(plan["elements"]), int(plan["threads"]))
 
 
 def elements(ctx: Context) -> int:
@@ -140,16 +172,22 @@ def one_element(ctx: Context, entry: str, tensors: Arguments) -> Launch:
 def in_tiles(ctx: Context, size: int, tensors: Arguments, fallback: Launch, columns: int | None = None) -> Launch:
     """The kernel <op>_tuned, with units of `size` elements or less; `fallback` where tensors don't begin on 16 bytes.
 
-    columns: after which the numbers of columns repeat: the columns of a row, unless told.
+    columns: after which the numbers of columns repeat: the columns of a row, unless told; 0 where there are no such
+    numbers.
     """
     columns, plan = ctx.s.C if columns is None else columns, ctx.plan()
     assert plan
-    units, threads = int(plan["units"]), int(plan["threads"])
-    tiles = RepeatingTiles.of(elements(ctx), columns, int(plan["elements"]))
+    threads = int(plan["threads"])
     options = macros(ctx) | _tile_macros(elements(ctx), size, columns, plan)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_tuned", options)
-    grid = blocks(tiles.threads(units), threads)
-    scalars = *numbers(ctx, tiles.elements), *divisor(ctx, tiles.period), *divisor(ctx, columns)
+    grid: int | tuple[int, int]
+    if plan["row_part"]:
+        parts = _row_parts(elements(ctx), columns, plan)
+        grid, threads, scalars = parts.grid, parts.threads, (ctypes.c_uint32(parts.units),)
+    else:
+        tiles = RepeatingTiles.of(elements(ctx), columns, int(plan["elements"]))
+        grid = blocks(tiles.threads(int(plan["units"])), threads)
+        scalars = *numbers(ctx, tiles.elements), *divisor(ctx, tiles.period), *divisor(ctx, columns)
 
     def launch(t: Tensors) -> None:
         given = tensors(t)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from harness import cuda
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, blocks
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
@@ -109,14 +110,18 @@ def _size(case: Case) -> int:
 
 def _columns(case: Case) -> int:
     """Columns with scales of their own."""
-    return case.symbols["C"] if case.values["scales"] == "channel" else 1
+    return case.symbols["C"] if case.values["scales"] == "channel" else 0
+
+
+def _few(count: int) -> tuple[int, int]:
+    return (2, 64) if count <= _tiles.FEW_ELEMENTS * cuda.multiprocessors() else (4, BLOCK)
 
 
 @OP.variant(
     "tuned",
     "16 bytes of x an access, four of them a thread; less where there is little",
     rows=("S14",),
-    tuning=_tiles.tuning(_size, _columns, few=128),
+    tuning=_tiles.tuning(_size, _few, _columns),
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

@@ -87,33 +87,63 @@ def test_small_matrices_have_small_units_and_few_of_them_a_thread(monkeypatch):
         assert tuning.obstacle(case, tuning.rule(case)) is None
         return tuning.rule(case)
 
-    for op, elements, threads in ((quantize.OP, 8, 128), (dequantize_bias.OP, 4, 256)):
-        few = {"elements": 2, "units": 1, "threads": threads}
-        assert [plan(op, 1, 4096), plan(op, 16, 768), plan(op, 333, 3)] == [few] * 3
-        assert plan(op, 64, 4096) == {"elements": 2, "units": 2, "threads": 256}
-        assert plan(op, 2**17, 1024) == {"elements": elements, "units": 4, "threads": 256}
+    def parts(elements, threads):
+        return {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
+
+    # Long rows are cut into parts; short rows, and rows that aren't whole units, go through tiles.
+    assert [plan(quantize.OP, *few) for few in ((1, 4096), (16, 768), (64, 4096))] == [parts(2, 64)] * 2 + [parts(4, 256)]
+    assert [plan(dequantize_bias.OP, *few) for few in ((1, 4096), (16, 768), (64, 4096))] == [parts(4, 256)] * 3
+    for op, elements in ((quantize.OP, 8), (dequantize_bias.OP, 4)):
+        few = {"elements": 2, "units": 1, "threads": 256, "row_part": 0}
+        assert [plan(op, 333, 3), plan(op, 16, 767), plan(op, 900, 100)] == [few] * 3
+        assert plan(op, 256, 1023) == {**few, "units": 2}
+        assert plan(op, 2**17, 1024) == {"elements": elements, "units": 4, "threads": 256, "row_part": 0}
+
+
+def test_a_matrix_without_numbers_of_columns_is_one_row(monkeypatch):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    tuning = quantize.OP.variants["tuned"].tuning
+    found = {}
+    for scales in ("tensor", "channel"):
+        case = Case("quantize", "tuned", "float16", (("M", 40), ("C", 100)), (("scales", scales),))
+        found[scales] = tuning.rule(case)["row_part"]
+    assert found == {"tensor": 1, "channel": 0}
+
+
+def test_parts_of_rows_are_refused_where_a_block_cannot_have_one():
+    tuning = dequantize_bias.OP.variants["tuned"].tuning
+
+    def refused(rows, columns, **other):
+        case = Case("dequantize_bias", "tuned", "float16", (("M", rows), ("C", columns)), (("scales", "channel"),))
+        return tuning.obstacle(case, {"elements": 4, "units": 1, "threads": 64, "row_part": 1} | other)
+
+    assert refused(2**16 - 1, 4) is None
+    assert "whole units" in refused(4, 30)
+    assert "whole units" in refused(0, 64)
+    assert "one unit" in refused(4, 64, units=2)
+    assert "so many rows" in refused(2**16, 4)
+    assert "row_part can't be 1" in refused(2**12, 4096)
 
 
 def test_only_a_matrix_that_ends_inside_a_unit_has_a_rest():
-    plans = [{"elements": elements, "units": units} for elements in (2, 4) for units in (1, 2, 4)]
+    plans = [{"elements": elements, "units": units, "row_part": 0} for elements in (2, 4) for units in (1, 2, 4)]
     found = {count: [_tile_macros(count, 4, 3, plan).get("REST", 1) for plan in plans] for count in (12, 6, 9)}
     assert found == {12: [0, 0, 1, 0, 0, 1], 6: [0, 0, 1, 1, 1, 1], 9: [1] * 6}
 
 
-@one_test("whole", [0, 1])
-@one_test("units", [1, 2])
 @one_test("op", ["quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize"])
-def test_the_kernel_of_a_small_matrix_has_no_jumps(machine_code, op, units, whole):
+@one_test("more", [{"TILE_UNITS": 1}, {"TILE_UNITS": 2}, {"TILE_UNITS": 2, "WHOLE": 0}, {"ROW_THREADS": 96}], ids=str)
+def test_the_kernel_of_a_small_matrix_has_no_jumps(machine_code, op, more):
     """It takes little more time than its instructions. Accesses to a unit that isn't there have a condition."""
-    macros = {"SCALAR": "__half", "INDEX": "unsigned", "CHANNEL": 1, "WHOLE": whole, "UNIT_ELEMENTS": 2}
-    jumps = {}
-    for rest in (0, 1):
-        code = machine_code(f"{op}.cu", macros | {"TILE_UNITS": units, "REST": rest})[f"{op}_tuned"]
-        jumps[rest] = sum(
-            int.from_bytes(code[at : at + 2], "little") & 0xFFF == 0x947 for at in range(0, len(code), 16)
-        )
-    assert jumps[0] == 1, "the one behind the end of each kernel, to itself"
-    assert jumps[1] > 1
+    macros = {"SCALAR": "__half", "INDEX": "unsigned", "CHANNEL": 1, "WHOLE": 1, "UNIT_ELEMENTS": 2} | more
+
+    def jumps(macros):
+        code = machine_code(f"{op}.cu", macros)[f"{op}_tuned"]
+        return sum(int.from_bytes(code[at : at + 2], "little") & 0xFFF == 0x947 for at in range(0, len(code), 16))
+
+    assert jumps(macros | {"REST": 0}) == 1, "the one behind the end of each kernel, to itself"
+    if "ROW_THREADS" not in more:
+        assert jumps(macros) > 1
 
 
 @pytest.mark.parametrize("size", [4, 8])

@@ -34,12 +34,13 @@ def expected(
     Two errors are allowed. The product and the sum with the bias may each be rounded to the type of `got`: by a unit in
     the last place of both terms together. And the k terms of a sum are added in float32 in any order. Rounding moves
     such a sum like a random walk: by sqrt(k) units of the length of the row of x times the length of the row of the
-    weights.
+    weights. Where each of the two rows is one number, all terms are equal. Added one after another, they may all be
+    rounded the same way: by half a unit of a sum that grows to k terms, so by k / 4 units in all.
     """
     import torch
 
-    unit = float(torch.finfo(got.dtype).eps)
-    of_sums = math.sqrt(x.shape[-1]) * float(torch.finfo(torch.float32).eps)
+    unit, k = float(torch.finfo(got.dtype).eps), x.shape[-1]
+    of_sums = float(torch.finfo(torch.float32).eps)
     each = max(1, got[0].numel())
     rows = max(1, _CHUNK // each)
     offset = 0.0 if bias is None else widened(bias)[0]
@@ -48,8 +49,15 @@ def expected(
         part, factor = widened(x[here], weights[here] if weights.dim() > 2 else weights)
         product = part @ factor.mT
         lengths = part.norm(dim=-1, keepdim=True) * factor.norm(dim=-1).unsqueeze(-2)
+        equal = _is_one_number(part).unsqueeze(-1) & _is_one_number(factor).unsqueeze(-2)
+        lengths.mul_(of_sums * math.sqrt(k)).mul_(torch.where(equal, max(1.0, math.sqrt(k) / 4), 1.0))
         rounding = product.abs().add_(abs(offset)).mul_(unit)
-        yield Expected(name, got[here], product.add_(offset), rounding.add_(lengths.mul_(of_sums)), first * each)
+        yield Expected(name, got[here], product.add_(offset), rounding.add_(lengths), first * each)
+
+
+def _is_one_number(rows: torch.Tensor) -> torch.Tensor:
+    """Whether all elements of a row (..., k) are equal."""
+    return (rows == rows[..., :1]).all(-1)
 
 
 def needs(product: Callable[[Case], Gemm]) -> Callable[[Case], str | None]:

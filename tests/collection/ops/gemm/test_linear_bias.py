@@ -131,6 +131,30 @@ def test_a_sum_without_one_term_a_bias_or_in_halves_is_wrong(trial, dtype):
     assert "elements are wrong" in this.complaint(y=right * 1.02)
 
 
+@pytest.mark.parametrize("k", [256, 4096])
+def test_equal_terms_that_are_added_one_after_another_are_right(trial, k):
+    """Where both rows are one number, each addition may be rounded the same way. Other rows have no such bound."""
+    import torch
+
+    this = trial("linear_bias", "eager", "float32", M=40, K=k, N=30)
+    t = this.inputs
+    t.x.copy_(t.x[:, :1].clone().expand_as(t.x))
+    t.weight.copy_(t.weight[:, :1].clone().expand_as(t.weight))
+    one = t.x[:, :1] * t.weight[:, 0]
+    total = torch.zeros_like(one)
+    for _ in range(k):
+        total += one
+    # Nothing else than the bound for equal terms lets this pass.
+    assert float(((total.double() / one.double() / k) - 1).abs().max()) > k**0.5 * 2**-23
+    assert this.complaint(y=total + t.bias) is None
+    assert "elements are wrong" in this.complaint(y=total * (1 + k * 2**-23) + t.bias)
+    # One other number in the rows of x, or of the weight: the terms aren't equal, as far as the check knows.
+    t.x[:, 1] += 1
+    y = torch.nn.functional.linear(t.x.double(), t.weight.double(), t.bias.double()).float()
+    assert this.complaint(y=y) is None
+    assert "elements are wrong" in this.complaint(y=y + k / 6 * 2**-23 * t.x.norm(dim=1)[:, None] * t.weight.norm(dim=1))
+
+
 def test_a_product_that_is_rounded_before_the_bias_is_added_is_right(trial, dtype):
     this = trial("linear_bias", "separate", dtype, M=100, K=64, N=48)
     t = this.inputs

@@ -6,9 +6,9 @@
 // three divisions, which a wide access shares among its elements.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2
-// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two
-// kernels. UNROLL (packs of a thread) for permute_packs; the macros of cell_tile.cuh for permute_cell_tiles, and of
-// word_tile.cuh for permute_word_tiles.
+// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last three
+// kernels. UNROLL (packs of a thread) for permute_packs, ROW_THREADS (of a block) for permute_heads; the macros of
+// cell_tile.cuh for permute_cell_tiles, and of word_tile.cuh for permute_word_tiles.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/layouts), float16 B256-S512-H12-D64.
 // At least 201.3 MB are read and 201.3 MB written. The ceiling is 96.01 us, by memory.
@@ -24,7 +24,7 @@
 //       97.77 us   98.2% of ceiling  moves 402.7 MB  1.55x the speed of tiled
 
 // Defaults for compiling this file alone: kernels 1 to 4.
-#if !defined(INDEX) && !defined(CELL_LINES) && !defined(TILE_ROWS)
+#if !defined(INDEX) && !defined(CELL_LINES) && !defined(TILE_ROWS) && !defined(ROW_THREADS)
 #define INDEX unsigned
 #define UNROLL 4
 #endif
@@ -98,13 +98,27 @@ extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT*
 
 #endif  // INDEX
 
-// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by packs of 16 bytes. S and
+// 5. The same packs, one a thread, where a block has a part of a head (row_part.cuh): blockIdx.y is h, blockIdx.z is b, so
+//    one division is left, and no jump comes before the load. `packs` is S * D. Macro: ROW_THREADS.
+#ifdef ROW_THREADS
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    permute_heads(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned packs, unsigned D,
+                  unsigned D_multiplier, unsigned D_shift, unsigned H) {
+  const unsigned own = min(blockIdx.x * ROW_THREADS + threadIdx.x, packs - 1);
+  const unsigned s = Divisor<unsigned>{D, D_multiplier, D_shift}.quotient(own);
+  const unsigned of_b = blockIdx.z * H * packs;
+  const unsigned from = of_b + own + (s * (H - 1) + blockIdx.y) * D;
+  y[of_b + blockIdx.y * packs + own] = __ldg(x + from);
+}
+#endif
+
+// 6. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by packs of 16 bytes. S and
 //    H are the rows and columns of B matrices, with cells of D elements.
 #ifdef CELL_LINES
 CELL_TILES(permute_cell_tiles)
 #endif
 
-// 6. By words of 4 bytes, where H rows are too long for that. Very short rows go this way, too.
+// 7. By words of 4 bytes, where H rows are too long for that. Very short rows go this way, too.
 #ifdef TILE_ROWS
 WORD_TILES(permute_word_tiles)
 #endif

@@ -40,6 +40,15 @@ CASES = [
     rare("layer_norm", "bfloat16", {"M": 2, "N": 2048}, "tuned", {}),
     rare("layer_norm", "float16", {"M": 3, "N": 1031}, "tuned", {}),
     rare("rms_norm", "float32", {"M": 3, "N": 1540}, "tuned", {}),
+    # Few rows, of which each block has a part: with threads behind the end of a row, and of a head.
+    ("dequantize_bias", "float16", {"M": 3, "C": 300, "scales": "channel"}, "tuned", {}),
+    rare("dequantize_bias_gelu_quantize", "bfloat16", {"M": 2, "C": 1100, "scales": "channel"}, "tuned", {}),
+    rare("quantize", "bfloat16", {"M": 5, "C": 300, "scales": "channel"}, "tuned", {}),
+    rare("quantize", "float32", {"M": 9, "C": 30}, "tuned", {}),
+    rare("bias_residual", "bfloat16", {"R": 2, "C": 142}, "words", {}),
+    rare("bias_residual", "float16", {"R": 2, "C": 142}, "any", {"y": 1}),
+    rare("permute", "float16", {"B": 2, "S": 50, "H": 3, "D": 24}, "heads", {}),
+    rare("permute", "float32", {"B": 3, "S": 33, "H": 2, "D": 10}, "heads", {}),
     rare("two_biases", "float16", {"R": 131, "C": 49}, "any", {}),
     rare("two_biases", "float16", {"R": 136, "C": 49}, "any", {}),  # what lies behind the last row's bias can't be read
     rare("two_biases", "bfloat16", {"R": 9, "C": 1023}, "any", {}),

@@ -26,7 +26,12 @@ CASES = [
         {"M": 10, "C": 129, "scales": "channel"},
         [{"elements": 2, "units": units, "threads": 64, "row_part": 0} for units in (1, 2)],
     ),
-    rare("quantize", "bfloat16", {"M": 7, "C": 130, "scales": "channel"}, [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}]),
+    rare(
+        "quantize",
+        "bfloat16",
+        {"M": 7, "C": 130, "scales": "channel"},
+        [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}],
+    ),
     rare("quantize", "float32", {"M": 6, "C": 77}, [{"elements": 2, "units": 1, "threads": 64, "row_part": 0}]),
     # A block has a part of one row: with threads behind its end, and of a matrix that is one row.
     rare(
@@ -41,6 +46,7 @@ CASES = [
         {"M": 5, "C": 24, "scales": "channel"},
         [{"elements": elements, "units": 1, "threads": 64, "row_part": 1} for elements in (2, 8)],
     ),
+    rare("permute", "float32", {"B": 3, "S": 33, "H": 2, "D": 10}, [{"unroll": 4, "heads": 0}]),
     rare("quantize", "bfloat16", {"M": 7, "C": 52}, [{"elements": 4, "units": 1, "threads": 64, "row_part": 1}]),
     rare(
         "dequantize_bias_residual_layer_norm_quantize",
@@ -52,7 +58,12 @@ CASES = [
             {"lanes": 0, "count": 1, "together": 1, "early": 0},
         ],
     ),
-    rare("dequantize_bias_gelu_quantize", "float32", {"M": 3, "C": 64}, [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}]),
+    rare(
+        "dequantize_bias_gelu_quantize",
+        "float32",
+        {"M": 3, "C": 64},
+        [{"elements": 2, "units": 2, "threads": 64, "row_part": 0}],
+    ),
     rare("swiglu", "bfloat16", {"M": 13, "H": 264}, [{"units": 2}]),
     rare(
         "cross_entropy",

@@ -160,7 +160,7 @@ def packed8(ctx: Context) -> Launch:
 
 
 def _parameters(case: Case) -> dict[str, tuple[int, ...]]:
-    """Bytes of an access, and threads of a block. Words are for few rows of whole words, where blocks have parts of rows."""
+    """Bytes of an access, and threads of a block. Words are for few rows of whole words: blocks have parts of rows."""
     rows, row = case.symbols["R"], case.symbols["C"] * ITEMSIZE[case.dtype]
     has_words = row % WORD_BYTES == 0 and 0 < rows * row <= _MOST_BYTES and rows <= MOST_ROWS
     return {"bytes": (PACK_BYTES, WORD_BYTES) if has_words else (PACK_BYTES,), "threads": _EVERY_BLOCK}

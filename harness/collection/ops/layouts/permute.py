@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
-from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, LIMIT_32, PACK_BYTES, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_plan import WORD, Matrices
+from harness.collection.ops.row_parts import MOST_ROWS, SHORTEST, RowParts
 from harness.model import Case
 from harness.ops import (
     FLOATS,
@@ -38,6 +39,7 @@ _LONGEST_CELL = 2048  # elements of a row of halves that goes through shared mem
 _TILE_SIDE = 32
 _UNROLLS = (1, 2, 4, 8)
 """Packs of a thread of permute_packs."""
+_FEW_PACKS = 2048  # a multiprocessor, up to which all threads run at once, so that their latency is the kernel's time
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -105,26 +107,59 @@ def tiled(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
 
 
+def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
+    """Packs of a thread of permute_packs, and whether a block has a part of one head instead, in permute_heads."""
+    return {"unroll": _UNROLLS, "heads": (0, 1)}
+
+
 def _rule(case: Case) -> Plan | None:
-    """Packs of a thread; None where nothing changes its place, and where shared memory is better than packs."""
+    """None where nothing changes its place, and where shared memory is better than packs."""
     shape = _matrices(case)
     pack = _widest_pack(shape)
     if not shape.elements or shape.is_copy or pack is None:
         return None
-    return {"unroll": PackPlan.of(_count(case, pack), pack, cuda.multiprocessors()).unroll}
+    count = _count(case, pack)
+    heads: Plan = {"unroll": 1, "heads": 1}
+    if count <= _FEW_PACKS * cuda.multiprocessors() and not _refuse(case, heads):
+        return heads
+    return {"unroll": PackPlan.of(count, pack, cuda.multiprocessors()).unroll, "heads": 0}
+
+
+def _refuse(case: Case, plan: Plan) -> str | None:
+    if not plan["heads"]:
+        return None
+    (b, _, h, _), pack = _sizes(case), _widest_pack(_matrices(case))
+    assert pack
+    if plan["unroll"] != 1:
+        return "a thread has one pack where a block has a part of a head"
+    if _count(case, pack) >= LIMIT_32:
+        return "a head's kernel counts packs in 32 bits"
+    if _heads(case, pack).units < SHORTEST:
+        return "most threads of a block would have nothing to do"
+    return "a grid has no room for so many heads" if max(b, h) > MOST_ROWS else None
+
+
+def _heads(case: Case, pack: int) -> RowParts:
+    """The packs of a head, S * D, as parts for blocks."""
+    b, s, h, d = _sizes(case)
+    return RowParts.of(b * h, s * d * ITEMSIZE[case.dtype] // pack, BLOCK)
 
 
 def _kernels(case: Case, plan: Plan) -> Iterator[Built]:
     pack = _widest_pack(_matrices(case))
     assert pack
-    yield Built("permute.cu", "permute_packs", _pack_macros(case, pack, int(plan["unroll"])), BLOCK)
+    if plan["heads"]:
+        parts = _heads(case, pack)
+        yield Built("permute.cu", "permute_heads", _head_macros(pack, parts), parts.threads)
+    else:
+        yield Built("permute.cu", "permute_packs", _pack_macros(case, pack, int(plan["unroll"])), BLOCK)
 
 
 @OP.variant(
     "tuned",
     "the widest pack that divides rows, or packs or words through shared memory",
     rows=("O13",),
-    tuning=Tuning(lambda _: {"unroll": _UNROLLS}, _rule, kernels=_kernels),
+    tuning=Tuning(_parameters, _rule, _refuse, _kernels),
 )
 def tuned(ctx: Context) -> Launch:
     """Rows of halves that aren't whole words go through shared memory, and so do rows of less than a sector."""
@@ -143,7 +178,7 @@ def tuned(ctx: Context) -> Launch:
     anywhere = _transpose.cell_tiles(ctx, "permute", shape) if through_shared else _by_packs(ctx, size)
     if pack is None or plan is None:
         return anywhere
-    at_packs = _by_packs(ctx, pack, int(plan["unroll"]))
+    at_packs = _by_heads(ctx, pack) if plan["heads"] else _by_packs(ctx, pack, int(plan["unroll"]))
     return lambda t: at_packs(t) if _transpose.begin_on(pack, t) else anywhere(t)
 
 
@@ -202,6 +237,19 @@ def _by_packs(ctx: Context, pack: int, unroll: int | None = None) -> Launch:
     divisors = [part for size in (s, h, d) for part in (word(size), *cuda.fast_divisor(size, 8 * ctypes.sizeof(word)))]
     grid = blocks(n, BLOCK * each)
     return lambda t: kernel(grid, BLOCK, t.x, t.y, word(n), *divisors)
+
+
+def _head_macros(pack: int, parts: RowParts) -> dict[str, str | int]:
+    return {"ELEMENT": _PACK_TYPE[pack], "ROW_THREADS": parts.threads}
+
+
+def _by_heads(ctx: Context, pack: int) -> Launch:
+    """A launch of permute_heads, with packs of so many bytes."""
+    b, _, h, d = _sizes(ctx.case)
+    d, parts, word = d * ITEMSIZE[ctx.case.dtype] // pack, _heads(ctx.case, pack), ctypes.c_uint32
+    kernel = ctx.kernel("permute.cu", "permute_heads", _head_macros(pack, parts))
+    sizes = word(parts.units), word(d), *cuda.fast_divisor(d, 32), word(h)
+    return lambda t: kernel((parts.blocks, h, b), parts.threads, t.x, t.y, *sizes)
 
 
 @dataclass(frozen=True, slots=True)

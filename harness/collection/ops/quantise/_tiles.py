@@ -55,57 +55,69 @@ class RepeatingTiles:
         return blocks(blocks(self.elements, self.size), units * self.period) * self.period
 
 
-Few = Callable[[int], tuple[int, int]]
-"""Elements of a unit, and the most threads of a block, where a matrix of so many elements is cut into parts of rows."""
+@dataclass(frozen=True, slots=True)
+class TileParameters:
+    """The plans of a variant that runs `in_tiles`. size, columns: as there, of a case; columns: C unless told.
 
-
-def tuning(size: Callable[[Case], int], few: Few, columns: Callable[[Case], int] | None = None) -> Tuning:
-    """What `tuned` of an op declares that runs `in_tiles`: elements of a unit, units of a thread, threads of a block.
-
-    size, columns: as there, of a case. A small matrix has units of fewer elements than `size`, and fewer of them a
-    thread. row_part: 1 where blocks have a part of one row each, with one unit a thread, and `threads` at most.
+    elements: of a unit; fewer than `size` where a matrix is small. units: of a thread. threads: of a block. row_part: 1
+    where blocks have a part of one row each, with one unit a thread, and `threads` at most. few: (elements, threads)
+    then, by the elements of a matrix.
     """
 
-    def row(case: Case) -> int:
-        return case.symbols["C"] if columns is None else columns(case)
+    size: Callable[[Case], int]
+    few: Callable[[int], tuple[int, int]]
+    columns: Callable[[Case], int] | None = None
 
-    def parameters(case: Case) -> dict[str, Sequence[int]]:
+    @property
+    def tuning(self) -> Tuning:
+        """What the op's variant declares."""
+        return Tuning(self.parameters, self.rule, self.refuse, self.kernels)
+
+    def parameters(self, case: Case) -> dict[str, Sequence[int]]:
+        """Values of each parameter that a matrix of this size may have."""
         is_small = _count(case) <= _SMALL
         return {
-            "elements": tuple(size(case) // part for part in (_PARTS if is_small else _PARTS[:1])),
+            "elements": tuple(self.size(case) // part for part in (_PARTS if is_small else _PARTS[:1])),
             "units": _EVERY_UNITS,
             "threads": _EVERY_THREADS,
             "row_part": (0, 1) if is_small else (0,),
         }
 
-    def rule(case: Case) -> Plan:
+    def rule(self, case: Case) -> Plan:
+        """The plan where no table has one."""
         count = _count(case)
         if count > _SMALL:
-            return {"elements": size(case), "units": _UNITS, "threads": _THREADS, "row_part": 0}
-        elements, threads = few(count)
-        parts = {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
-        if (row(case) or count) >= SHORTEST * elements and not refuse(case, parts):
+            return {"elements": self.size(case), "units": _UNITS, "threads": _THREADS, "row_part": 0}
+        elements, threads = self.few(count)
+        parts: Plan = {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
+        if self._length(case) >= SHORTEST * elements and not self.refuse(case, parts):
             return parts
         units = 2 if count > FEW_ELEMENTS * cuda.multiprocessors() else 1
         return {"elements": 2, "units": units, "threads": _THREADS, "row_part": 0}
 
-    def refuse(case: Case, plan: Plan) -> str | None:
+    def refuse(self, case: Case, plan: Plan) -> str | None:
+        """Why blocks can't have a part of one row each."""
         if not plan["row_part"]:
             return None
         if plan["units"] != 1:
             return "a thread has one unit where blocks have a part of a row"
-        count, elements = _count(case), int(plan["elements"])
-        length = row(case) or count
-        if not count or length % elements:
+        count, length = _count(case), self._length(case)
+        if not count or length % int(plan["elements"]):
             return "rows aren't whole units"
         return "a grid has no room for so many rows" if count // length > MOST_ROWS else None
 
-    def kernels(case: Case, plan: Plan) -> Iterator[Built]:
-        options = _macros(case) | _tile_macros(_count(case), size(case), row(case), plan)
+    def kernels(self, case: Case, plan: Plan) -> Iterator[Built]:
+        """The kernel of a plan."""
+        options = _macros(case) | _tile_macros(_count(case), self.size(case), self._row(case), plan)
         threads = int(options.get("ROW_THREADS", plan["threads"]))
         yield Built(f"{case.op}.cu", f"{case.op}_tuned", options, threads)
 
-    return Tuning(parameters, rule, refuse, kernels)
+    def _row(self, case: Case) -> int:
+        return self.columns(case) if self.columns else case.symbols["C"]
+
+    def _length(self, case: Case) -> int:
+        """Elements of a row; of the matrix where its columns have no numbers of their own."""
+        return self._row(case) or _count(case)
 
 
 def macros(ctx: Context) -> dict[str, str | int]:

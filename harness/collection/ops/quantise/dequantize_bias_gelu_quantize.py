@@ -118,7 +118,7 @@ def fused(ctx: Context) -> Launch:
     "tuned",
     "16 bytes of acc an access, four of them a thread, less where there is little; GELU in 12 instructions",
     rows=("S14",),
-    tuning=_tiles.tuning(lambda _: _SIZE, lambda _: (_SIZE, BLOCK)),
+    tuning=_tiles.TileParameters(lambda _: _SIZE, lambda _: (_SIZE, BLOCK)).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

@@ -89,7 +89,7 @@ def fused(ctx: Context) -> Launch:
     "tuned",
     "16 bytes of acc an access, four of them and of the residual a thread; less where there is little",
     rows=("S14",),
-    tuning=_tiles.tuning(lambda _: _SIZE, lambda _: (_SIZE, BLOCK)),
+    tuning=_tiles.TileParameters(lambda _: _SIZE, lambda _: (_SIZE, BLOCK)).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

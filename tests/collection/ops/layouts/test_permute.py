@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from harness import cuda
 from harness.collection.ops.layouts.permute import OP, PackPlan
 from harness.model import Case
 from tests.one_test import one_test
@@ -19,6 +20,7 @@ COMPILED = [
         (64, 128, 12, 6),
         (2, 100, 12, 2049),
         (1, 9, 3, 64),
+        (1, 384, 12, 64),
         (64, 128, 3, 50),
         (2**12, 512, 16, 80),
     ]
@@ -152,3 +154,22 @@ def test_all_loads_of_a_thread_are_under_way_before_a_store(ptx, element, unroll
 @one_test(("packs", "size", "unroll"), [(2**24, 16, 1), (2**24, 8, 8), (2**24, 2, 8), (2**16, 4, 1), (1, 4, 1)])
 def test_a_thread_moves_several_narrow_packs_where_there_are_many(packs, size, unroll):
     assert PackPlan.of(packs, size, 132).unroll == unroll
+
+
+def test_few_packs_go_by_parts_of_heads_where_blocks_would_be_full(monkeypatch):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    tuning = OP.variants["tuned"].tuning
+
+    def case(*shape, dtype="float16"):
+        return Case("permute", "tuned", dtype, tuple(zip(SYMBOLS, shape, strict=True)))
+
+    heads, packs = {"unroll": 1, "heads": 1}, {"unroll": 1, "heads": 0}
+    assert [tuning.rule(case(*shape)) for shape in ((1, 384, 12, 64), (2, 77, 8, 64), (8, 49, 12, 32))] == [heads] * 3
+    # Many packs, and heads of which a block would have too few.
+    assert [tuning.rule(case(*shape)) for shape in ((64, 512, 12, 64), (40, 15, 12, 32))] == [packs] * 2
+    assert tuning.rule(case(1, 384, 12, 49)) is None
+    assert tuning.obstacle(case(64, 512, 12, 64), heads) is None
+    assert "one pack" in tuning.obstacle(case(1, 384, 12, 64), {**heads, "unroll": 2})
+    assert "nothing to do" in tuning.obstacle(case(40, 15, 12, 32), heads)
+    assert "so many heads" in tuning.obstacle(case(2**16, 64, 2, 64), heads)
+    assert "32 bits" in tuning.obstacle(case(2**15, 2**12, 8, 16), heads)

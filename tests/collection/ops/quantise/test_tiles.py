@@ -91,8 +91,9 @@ def test_small_matrices_have_small_units_and_few_of_them_a_thread(monkeypatch):
         return {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
 
     # Long rows are cut into parts; short rows, and rows that aren't whole units, go through tiles.
-    assert [plan(quantize.OP, *few) for few in ((1, 4096), (16, 768), (64, 4096))] == [parts(2, 64)] * 2 + [parts(4, 256)]
-    assert [plan(dequantize_bias.OP, *few) for few in ((1, 4096), (16, 768), (64, 4096))] == [parts(4, 256)] * 3
+    some = (1, 4096), (16, 768), (64, 4096)
+    assert [plan(quantize.OP, *few) for few in some] == [parts(2, 64)] * 2 + [parts(4, 256)]
+    assert [plan(dequantize_bias.OP, *few) for few in some] == [parts(4, 256)] * 3
     for op, elements in ((quantize.OP, 8), (dequantize_bias.OP, 4)):
         few = {"elements": 2, "units": 1, "threads": 256, "row_part": 0}
         assert [plan(op, 333, 3), plan(op, 16, 767), plan(op, 900, 100)] == [few] * 3

@@ -209,12 +209,20 @@ def test_shapes(judge, name, variant, scales, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("scales", SCALES)
-def test_plans_of_large_matrices_at_all_shapes(judge, monkeypatch, name, scales, dtype):
-    """Small matrices have plans of their own, which all other tests take."""
-    monkeypatch.setattr(_tiles, "_FEW_ELEMENTS", 0)
-    for rows, columns in SHAPES:
-        assert judge(name, "tuned", dtype, rows, columns, scales=scales) is None, (rows, columns)
-    monkeypatch.setattr(_tiles, "_SMALL", 0)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"SHORTEST": 0},  # parts of rows, however short
+        {"SHORTEST": 2**20},  # tiles of a unit a thread
+        {"SHORTEST": 2**20, "FEW_ELEMENTS": 0},  # tiles of two
+        {"_SMALL": 0},
+    ],
+    ids=str,
+)
+def test_plans_of_other_matrices_at_all_shapes(judge, monkeypatch, name, scales, dtype, limits):
+    """Few of these shapes have each of these plans by the rule."""
+    for limit, value in limits.items():
+        monkeypatch.setattr(_tiles, limit, value)
     for rows, columns in SHAPES:
         assert judge(name, "tuned", dtype, rows, columns, scales=scales) is None, (rows, columns)
 

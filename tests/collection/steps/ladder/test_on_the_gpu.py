@@ -200,7 +200,7 @@ def test_torchrun_trains_on_two_gpus_by_the_code_of_a_rung(tmp_path, rung):
     (tmp_path / "attention.py").write_text((STEPS / "attention.py").read_text())
     (tmp_path / PROGRAM).write_text(ladder.code(one, "bfloat16", "attention.py", sheet.gives, 8, Ranks(2)))
     command = [sys.executable, "-m", "torch.distributed.run", *Ranks(2).command.split()[1:]]
-    around = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    around = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[4]), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, text=True, check=False, timeout=300)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
     assert len(losses) == 10, done.stderr

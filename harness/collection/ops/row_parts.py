@@ -16,7 +16,7 @@ SHORTEST = 64
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """rows: of the matrix. units, blocks: of a row. threads: of a block."""
+    """How rows are cut. rows: of the matrix. units, blocks: of a row. threads: of a block."""
 
     rows: int
     units: int

@@ -34,6 +34,8 @@ COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers", "c
 them also if no other run has as many of its steps."""
 BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "llm_kernels_peers", "models_peers", "scaling_copies")
 """Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
+CHOSEN = ("behind_again",)
+"""Runs of cases that were chosen by their results, so that they answer no row."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from committed import COUNTED, ROOT, RUNS, SKIPPED, read_yaml
+from committed import CHOSEN, COUNTED, ROOT, RUNS, SKIPPED, read_yaml
 
 from harness.metrics import METRICS
 from harness.model import Case, Claim, Run, Scenario
@@ -100,7 +100,7 @@ class Register:
         self.rows = rows
         self._ops = Catalogue()  # loading the ops registers the metrics that they declare
         self.scenarios = {one.name: one for one in load(sorted(SCENARIOS.glob("*.yaml")), self._ops)}
-        files = sorted(file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED)
+        files = sorted(file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED + CHOSEN)
         self.runs = {file.parent.name: known_cases.load(file.parent) for file in files}
         self._timed: dict[str, tuple[Run, dict[str, list[Case]]]] = {}
 

@@ -34,7 +34,8 @@ def script(name: str) -> Any:
 # All of them read each run. scenario/test_rows.py has the rows that scenarios name.
 pytestmark = pytest.mark.slow
 SCRIPT, FIGURE_CASES = script("make_rows"), script("figure_cases")
-COUNTED = script("committed").COUNTED
+COMMITTED = script("committed")
+COUNTED = COMMITTED.COUNTED
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,12 @@ def test_several_processes_answer_before_a_newer_recording_of_one(changed: Any) 
     assert changed.answers[time].run == "row_unscale"
     assert changed.answers[share].run == "row_shares", "a share is of one recording in any run"
     assert with_header(changed, "row_unscale", repeat=1).answers[time].run == "row_shares"
+
+
+def test_a_run_of_cases_that_were_chosen_by_their_results_answers_no_row(register: Any) -> None:
+    assert COMMITTED.CHOSEN
+    assert all((COMMITTED.RUNS / name / "run.json").is_file() for name in COMMITTED.CHOSEN)
+    assert not {*COMMITTED.CHOSEN} & {*register.runs}
 
 
 def test_todays_code_answers_before_a_newer_run_of_older_code(changed: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import typer
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.model import Job
+    from harness.model import Case, Job, Run
 
 Chosen = Sequence[str] | None
 
@@ -60,7 +61,7 @@ def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[
     """
     from harness import units
     from harness.cli import values
-    from harness.model import Job
+    from harness.model import Job, Timing
     from harness.ops import known_cases
 
     run = known_cases.load(folder)
@@ -77,7 +78,18 @@ def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[
         raise UsageError(f"{folder}: no case has a time", "correct what its report says of them first")
     if less := len(meant) - len(timed):
         typer.echo(f"left out: {units.plural(less, 'case')} without a time", err=True)
-    return _taken(tool, [Job(result.case) for result in timed]), run.header.machine.kind
+    took = _took(run)
+    usual = Timing()
+    jobs = [Job(one.case, replace(usual, timeout=max(usual.timeout, took.get(one.case, 0.0)))) for one in timed]
+    return _taken(tool, jobs), run.header.machine.kind
+
+
+def _took(run: Run) -> dict[Case, float]:
+    """The longest that each case of a run took in a process, in seconds: under a tool it may take as long again."""
+    longest: dict[Case, float] = {}
+    for one in run.measurements:
+        longest[one.case] = max(longest.get(one.case, 0.0), sum(seconds for _, seconds in one.phases))
+    return longest
 
 
 def refuse_another(

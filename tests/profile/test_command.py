@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from harness import devices, source, store
 from harness.cli import profile, profile_cases, run
 from harness.errors import MachineError, UsageError
-from harness.model import Case, Header, Job, Measurement, Run
+from harness.model import Case, Header, Job, Measurement, Run, Timing
 from harness.ops import Catalogue
 from tests.profile.light import TARGET
 
@@ -114,6 +114,17 @@ def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, mo
     monkeypatch.setattr(store, "load", lambda _: replace(run, measurements=tuple(older)))
     with pytest.raises(UsageError, match="'prelu' was measured with other code"):
         profile_cases.refuse_another(measured, jobs, "cpu", ())
+
+
+def test_a_case_of_a_run_may_take_as_long_as_it_took_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = store.load(folder)
+    long = [
+        replace(m, phases=(("compile", 700.0), ("check", 800.0))) if m.case.op == "dropout" else m
+        for m in known.measurements
+    ]
+    monkeypatch.setattr(store, "load", lambda _: replace(known, measurements=tuple(long)))
+    jobs, _ = profile_cases.of_run(folder, "ncu", only=["dropout/*", "relu_mask/*"], variants=None)
+    assert {job.case.op: job.timing.timeout for job in jobs} == {"dropout": 1500.0, "relu_mask": Timing().timeout}
 
 
 def test_cases_without_a_time_are_told(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The committed runs by case, for the scripts that write pages from them.
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED, COUNTED and BESIDE, and for runs
-FOR_ROWS.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED, COUNTED, BESIDE and
+CHOSEN, and for runs FOR_ROWS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ them also if no other run has as many of its steps."""
 BESIDE = ("ladder_vit_autotune", "ladder_vit_seeds", "llm_kernels_peers", "models_peers", "scaling_copies")
 """Runs in one or two processes, beside a run in three. A case is taken from them only if no other run has it."""
 CHOSEN = ("behind_again",)
-"""Runs of cases that were chosen by their results, so that they answer no row."""
+"""Runs of cases that were chosen since torch was faster: to measure only these again would favour our kernels. They
+answer no row, and a case is taken from them only if no other run has it."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""
@@ -118,7 +119,7 @@ class Runs:
         names = [name for name in every if name not in SKIPPED and not name.startswith(FOR_ROWS)]
         loaded = sorted(
             ((known_cases.load(folder / name), name) for name in names),
-            key=lambda loaded: (loaded[1] not in COUNTED + BESIDE, loaded[0].header.started),
+            key=lambda loaded: (loaded[1] not in COUNTED + BESIDE + CHOSEN, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}
         self._older: list[Group] = []

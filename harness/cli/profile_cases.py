@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,8 @@ def timed_as(jobs: Sequence[Job], wanted: Sequence[Job]) -> list[Job]:
 def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
     """The cases of a run that have a time and that a tool takes, and its kind of device.
 
-    Tells how many other cases the run has.
+    A case may take as long as the usual limit, or as long as it took in the run if that is longer. Tells how many
+    other cases the run has.
     """
     from harness import units
     from harness.cli import values
@@ -79,13 +79,12 @@ def of_run(folder: Path, tool: str, *, only: Chosen, variants: Chosen) -> tuple[
     if less := len(meant) - len(timed):
         typer.echo(f"left out: {units.plural(less, 'case')} without a time", err=True)
     took = _took(run)
-    usual = Timing()
-    jobs = [Job(one.case, replace(usual, timeout=max(usual.timeout, took.get(one.case, 0.0)))) for one in timed]
+    jobs = [Job(one.case, Timing(timeout=max(Timing().timeout, took.get(one.case, 0.0)))) for one in timed]
     return _taken(tool, jobs), run.header.machine.kind
 
 
 def _took(run: Run) -> dict[Case, float]:
-    """The longest that each case of a run took in a process, in seconds: under a tool it may take as long again."""
+    """The longest that each case of a run took in a process, in seconds."""
     longest: dict[Case, float] = {}
     for one in run.measurements:
         longest[one.case] = max(longest.get(one.case, 0.0), sum(seconds for _, seconds in one.phases))

@@ -1,7 +1,7 @@
 // y = x + bias + residual, over rows of x and residual; bias has one element a column.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from 2^31 elements on); for
-// halves PAIR (__half2, __nv_bfloat162).
+// halves PAIR (__half2, __nv_bfloat162); ROW_THREADS (threads of a block) for bias_residual_words, which isn't there without.
 //
 // As two kernels, x + bias is written and read again: five passes over a tensor where one kernel needs three. What
 // differs below is how many elements a thread moves at a time: an access takes the same address arithmetic whether it
@@ -103,7 +103,7 @@ extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T
 }
 
 //    Where a tensor has few packs, 4 bytes an access, and a part of a row for each block (row_part.cuh): more threads
-//    share the work, and each of them begins sooner. Macro: ROW_THREADS.
+//    share the work, and each of them begins sooner.
 #ifdef ROW_THREADS
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     bias_residual_words(const unsigned* __restrict__ x, const unsigned* __restrict__ bias,

@@ -98,8 +98,8 @@ extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT*
 
 #endif  // INDEX
 
-// 5. The same packs, one a thread, where a block has a part of a head (row_part.cuh): blockIdx.y is h, blockIdx.z is b, so
-//    one division is left, and no jump comes before the load. `packs` is S * D. Macro: ROW_THREADS.
+// 5. The same packs, one a thread, where a block has a part of a head, as in row_part.cuh: blockIdx.y is h, blockIdx.z
+//    is b. So one division is left, and no jump comes before the load. `packs` is S * D.
 #ifdef ROW_THREADS
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     permute_heads(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned packs, unsigned D,

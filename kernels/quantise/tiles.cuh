@@ -43,10 +43,10 @@ struct Tiles {
   INDEX elements;
   Divisor<INDEX> period, columns;
 };
+#ifdef ROW_THREADS
 struct Rows {
   unsigned units;  // of a row
 };
-#ifdef ROW_THREADS
 #define TILE_PARAMETERS unsigned row_units
 #define TILES (Rows{row_units})
 #else

@@ -122,7 +122,8 @@ def test_a_case_of_a_run_may_take_as_long_as_it_took_there(folder: Path, monkeyp
         replace(m, phases=(("compile", 700.0), ("check", 800.0))) if m.case.op == "dropout" else m
         for m in known.measurements
     ]
-    monkeypatch.setattr(store, "load", lambda _: replace(known, measurements=tuple(long)))
+    again = [replace(m, process=1, phases=(("check", 1.0),)) for m in long]
+    monkeypatch.setattr(store, "load", lambda _: replace(known, measurements=(*long, *again)))
     jobs, _ = profile_cases.of_run(folder, "ncu", only=["dropout/*", "relu_mask/*"], variants=None)
     assert {job.case.op: job.timing.timeout for job in jobs} == {"dropout": 1500.0, "relu_mask": Timing().timeout}
 

@@ -113,7 +113,10 @@ def _parameters(_: Case) -> dict[str, tuple[int, ...]]:
 
 
 def _rule(case: Case) -> Plan | None:
-    """None where nothing changes its place, and where shared memory is better than packs."""
+    """Parts of heads for few packs, else packs a thread.
+
+    None where nothing changes its place, and where shared memory is better than packs.
+    """
     shape = _matrices(case)
     pack = _widest_pack(shape)
     if not shape.elements or shape.is_copy or pack is None:

@@ -24,7 +24,7 @@ _PARTS = 1, 2, 4  # of 16 bytes: a unit of a small matrix may be so small
 _STRAIGHT_UNITS = 2  # of a thread, up to which the kernel of a matrix without a rest has no jumps
 _SMALL = 2**20  # elements of a matrix up to which units are smaller, so that there are more threads
 FEW_ELEMENTS = 1024
-"""A multiprocessor's, up to which a thread has one unit: its second one would only add to the time."""
+"""Elements for each multiprocessor, up to which a thread has one unit: its second one would only add to the time."""
 
 Arguments = Callable[[Tensors], tuple["torch.Tensor", ...]]
 """Gives a kernel's tensors in the order of its parameters."""
@@ -60,8 +60,8 @@ class TileParameters:
     """The plans of a variant that runs `in_tiles`. size, columns: as there, of a case; columns: C unless told.
 
     elements: of a unit; fewer than `size` where a matrix is small. units: of a thread. threads: of a block. row_part: 1
-    where blocks have a part of one row each, with one unit a thread, and `threads` at most. few: (elements, threads)
-    then, by the elements of a matrix.
+    where blocks have a part of one row each, with one unit a thread, and `threads` at most. few(count): elements of a
+    unit and threads of a block then, for a matrix of `count` elements.
     """
 
     size: Callable[[Case], int]
@@ -102,7 +102,9 @@ class TileParameters:
         if plan["units"] != 1:
             return "a thread has one unit where blocks have a part of a row"
         count, length = _count(case), self._length(case)
-        if not count or length % int(plan["elements"]):
+        if not count:
+            return "there is nothing to do"
+        if length % int(plan["elements"]):
             return "rows aren't whole units"
         return "a grid has no room for so many rows" if count // length > MOST_ROWS else None
 
@@ -143,7 +145,7 @@ def _tile_macros(count: int, size: int, columns: int, plan: Plan) -> dict[str, s
     if elements != size:
         macros["UNIT_ELEMENTS"] = elements
     if plan["row_part"]:
-        return {**macros, "WHOLE": 1, "ROW_THREADS": _row_parts(count, columns, plan).threads}
+        return {**macros, "ROW_THREADS": _row_parts(count, columns, plan).threads}
     if units != _UNITS:
         macros["TILE_UNITS"] = units
     if units <= _STRAIGHT_UNITS and count % elements == 0:

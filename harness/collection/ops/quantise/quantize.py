@@ -114,6 +114,7 @@ def _columns(case: Case) -> int:
 
 
 def _few(count: int) -> tuple[int, int]:
+    """Less work has smaller units and smaller blocks, which a search on an H200 found to be faster."""
     return (2, 64) if count <= _tiles.FEW_ELEMENTS * cuda.multiprocessors() else (4, BLOCK)
 
 

@@ -73,11 +73,39 @@ def test_shapes(launch, placed, variant, dtype):
 
 @pytest.mark.gpu
 def test_packs_in_small_tensors(launch, placed, monkeypatch, dtype):
-    """Small tensors move in words, unless a table says otherwise."""
+    """By the rule, few rows move in words."""
     monkeypatch.setattr(bias_residual, "_FEW_BYTES", 0)
     for shape in SHAPES:
         check(launch, placed, "tuned", dtype, shape)
         check(launch, placed, "tuned", dtype, shape, (1, 0, 3, 1))
+
+
+@pytest.mark.gpu
+def test_words_of_short_rows_and_of_rows_of_many_blocks(launch, placed, monkeypatch, dtype):
+    """By the rule, only rows of 64 words or more move in words, and few such rows have several blocks each."""
+    monkeypatch.setattr(bias_residual, "SHORTEST", 0)
+    monkeypatch.setattr(bias_residual, "_FEW_BYTES", 2**20)
+    for shape in (*SHAPES, (3, 2050), (1, 4096)):
+        check(launch, placed, "tuned", dtype, shape)
+        check(launch, placed, "tuned", dtype, shape, (2, 4, 6, 2))
+
+
+@pytest.mark.gpu
+def test_special_values_in_words(launch, special, monkeypatch, dtype):
+    monkeypatch.setattr(bias_residual, "SHORTEST", 0)
+    monkeypatch.setattr(bias_residual, "_FEW_BYTES", 2**20)
+    check_special_values(launch, special, "tuned", dtype)
+
+
+def test_rows_are_too_many_for_words():
+    tuning = bias_residual.OP.variants["tuned"].tuning
+
+    def refused(rows):
+        case = Case("bias_residual", "tuned", "float16", (("R", rows), ("C", 2)))
+        return tuning.obstacle(case, {"bytes": 4, "threads": 64})
+
+    assert refused(2**16 - 1) is None
+    assert "bytes can't be 4" in refused(2**16)
 
 
 def test_words_are_for_few_rows_of_whole_words(monkeypatch):
@@ -109,10 +137,13 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_special_values(launch, special, variant, dtype):
+    if not unsupported(variant, dtype, (1, 8)):
+        check_special_values(launch, special, variant, dtype)
+
+
+def check_special_values(launch, special, variant, dtype):
     import torch
 
-    if unsupported(variant, dtype, (1, 8)):
-        return
     # Each value meets each pair of other values, twice: two times 12 are rows of whole packs.
     bias = special(dtype).repeat(2)
     pairs = torch.cartesian_prod(special(dtype), special(dtype))

@@ -147,13 +147,34 @@ def test_equal_terms_that_are_added_one_after_another_are_right(trial, k):
     # Nothing else than the bound for equal terms lets this pass.
     assert float(((total.double() / one.double() / k) - 1).abs().max()) > k**0.5 * 2**-23
     assert this.complaint(y=total + t.bias) is None
-    assert "elements are wrong" in this.complaint(y=total * (1 + k * 2**-23) + t.bias)
-    # One other number in the rows of x, or of the weight: the terms aren't equal, as far as the check knows.
-    t.x[:, 1] += 1
+    exact = one.double() * k
+    assert "elements are wrong" in this.complaint(y=(exact * (1 + (k / 4 + 4) * 2**-23) + t.bias).float())
+
+
+@pytest.mark.parametrize("other", ["x", "weight"])
+def test_terms_of_which_one_is_another_number_are_not_equal(trial, other):
+    """Both rows must be one number for the larger bound."""
+    import torch
+
+    k = 1024
+    this = trial("linear_bias", "eager", "float32", M=40, K=k, N=30)
+    t = this.inputs
+    for rows in (t.x, t.weight):
+        rows.copy_(rows[:, :1].clone().expand_as(rows))
+    vars(t)[other][:, 1] += 1
     y = torch.nn.functional.linear(t.x.double(), t.weight.double(), t.bias.double()).float()
     assert this.complaint(y=y) is None
     off = k / 6 * 2**-23 * t.x.norm(dim=1)[:, None] * t.weight.norm(dim=1)
     assert "elements are wrong" in this.complaint(y=y + off)
+
+
+def test_few_equal_terms_have_the_bound_of_other_terms(trial):
+    this = trial("linear_bias", "eager", "float32", M=40, K=4, N=30)
+    t = this.inputs
+    for rows in (t.x, t.weight):
+        rows.copy_(rows[:, :1].clone().expand_as(rows))
+    exact = 4 * t.x[:, :1].double() * t.weight[:, 0].double()
+    assert this.complaint(y=(exact * (1 + 1.5 * 2**-23) + t.bias).float()) is None
 
 
 def test_a_product_that_is_rounded_before_the_bias_is_added_is_right(trial, dtype):

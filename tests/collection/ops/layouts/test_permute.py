@@ -7,6 +7,7 @@ import math
 import pytest
 
 from harness import cuda
+from harness.collection.ops.layouts import permute
 from harness.collection.ops.layouts.permute import OP, PackPlan
 from harness.model import Case
 from tests.one_test import one_test
@@ -78,6 +79,14 @@ def test_shapes(launch, placed, any_bits, variant, dtype):
     for shape in SHAPES:
         if not unsupported(variant, dtype, shape):
             run_and_check(launch, placed, any_bits, variant, dtype, shape)
+
+
+@pytest.mark.gpu
+def test_packs_of_small_tensors(launch, placed, any_bits, monkeypatch, dtype):
+    """By the rule, few packs go by parts of heads."""
+    monkeypatch.setattr(permute, "_FEW_PACKS", 0)
+    for shape in SHAPES:
+        run_and_check(launch, placed, any_bits, "tuned", dtype, shape)
 
 
 @pytest.mark.gpu
@@ -172,4 +181,5 @@ def test_few_packs_go_by_parts_of_heads_where_blocks_would_be_full(monkeypatch):
     assert "one pack" in tuning.obstacle(case(1, 384, 12, 64), {**heads, "unroll": 2})
     assert "nothing to do" in tuning.obstacle(case(40, 15, 12, 32), heads)
     assert "so many heads" in tuning.obstacle(case(2**16, 64, 2, 64), heads)
+    assert "so many heads" in tuning.obstacle(case(2, 64, 2**16, 64), heads)
     assert "32 bits" in tuning.obstacle(case(2**15, 2**12, 8, 16), heads)

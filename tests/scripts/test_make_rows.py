@@ -314,6 +314,15 @@ def test_the_cases_of_answers_that_are_no_evidence_are_measured_again(changed: A
     assert {line.case.id for key, line in found if key[0] == "D4"} <= {*some} < {*words}
 
 
+def test_the_runs_that_are_missing_answer_figures_of_older_code(register: Any) -> None:
+    """missing.md gives each of them to figure_cases.py, which ends with an error or nothing otherwise."""
+    page = (ROOT / "reports" / "missing.md").read_text(encoding="utf-8")
+    loops = re.findall(r"for run in (.*)\ndo python scripts/figure_cases.py \$run", page)
+    assert loops
+    for run in " ".join(loops).split():
+        assert [*FIGURE_CASES.arguments(register, [run])], run
+
+
 def test_cases_are_named_that_answer_figures_without_an_answer(changed: Any) -> None:
     runs = ("row_layouts", "row_layouts_again")  # of which the newer one answers, or the one of today's code
     lost = {key: one for key, one in changed.answers.items() if one.run in runs and one.comparison.found}

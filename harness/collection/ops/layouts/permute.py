@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, BLOCK, LIMIT_32, PACK_BYTES, blocks
@@ -125,7 +124,7 @@ def _rule(case: Case) -> Plan | None:
     heads: Plan = {"unroll": 1, "heads": 1}
     if count <= _FEW_PACKS * cuda.multiprocessors() and not _refuse(case, heads):
         return heads
-    return {"unroll": PackPlan.of(count, pack, cuda.multiprocessors()).unroll, "heads": 0}
+    return {"unroll": packs_of_thread(count, pack, cuda.multiprocessors()), "heads": 0}
 
 
 def _refuse(case: Case, plan: Plan) -> str | None:
@@ -234,7 +233,7 @@ def _by_packs(ctx: Context, pack: int, unroll: int | None = None) -> Launch:
     _, s, h, d = _sizes(ctx.case)
     d = d * ITEMSIZE[ctx.case.dtype] // pack
     n = _count(ctx.case, pack)
-    each = unroll or PackPlan.of(n, pack, cuda.multiprocessors()).unroll
+    each = unroll or packs_of_thread(n, pack, cuda.multiprocessors())
     _, word = _transpose.index(n)
     kernel = ctx.kernel("permute.cu", "permute_packs", _pack_macros(ctx.case, pack, each))
     divisors = [part for size in (s, h, d) for part in (word(size), *cuda.fast_divisor(size, 8 * ctypes.sizeof(word)))]
@@ -255,19 +254,12 @@ def _by_heads(ctx: Context, pack: int) -> Launch:
     return lambda t: kernel((parts.blocks, h, b), parts.threads, t.x, t.y, *sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class PackPlan:
-    """How many packs a thread of permute_packs moves."""
+def packs_of_thread(packs: int, size: int, multiprocessors: int) -> int:
+    """Give a thread of permute_packs a pack of 16 bytes, or 8 narrower packs; fewer where multiprocessors would idle.
 
-    unroll: int
-
-    @classmethod
-    def of(cls, packs: int, size: int, multiprocessors: int) -> Self:
-        """A pack of 16 bytes a thread, or 8 narrower packs; fewer where multiprocessors would have no block.
-
-        size: of a pack. A multiprocessor's 2048 threads with a pack of 16 bytes each keep the memory busy.
-        """
-        unroll = 1 if size == PACK_BYTES else min(8, 64 // size)
-        while unroll > 1 and blocks(packs, BLOCK * unroll) < 2 * multiprocessors:
-            unroll //= 2
-        return cls(unroll)
+    size: of a pack. A multiprocessor's 2048 threads with a pack of 16 bytes each keep the memory busy.
+    """
+    unroll = 1 if size == PACK_BYTES else min(8, 64 // size)
+    while unroll > 1 and blocks(packs, BLOCK * unroll) < 2 * multiprocessors:
+        unroll //= 2
+    return unroll

@@ -8,7 +8,7 @@ import pytest
 
 from harness import cuda
 from harness.collection.ops.layouts import permute
-from harness.collection.ops.layouts.permute import OP, PackPlan
+from harness.collection.ops.layouts.permute import OP, packs_of_thread
 from harness.model import Case
 from tests.one_test import one_test
 
@@ -162,7 +162,7 @@ def test_all_loads_of_a_thread_are_under_way_before_a_store(ptx, element, unroll
 
 @one_test(("packs", "size", "unroll"), [(2**24, 16, 1), (2**24, 8, 8), (2**24, 2, 8), (2**16, 4, 1), (1, 4, 1)])
 def test_a_thread_moves_several_narrow_packs_where_there_are_many(packs, size, unroll):
-    assert PackPlan.of(packs, size, 132).unroll == unroll
+    assert packs_of_thread(packs, size, 132) == unroll
 
 
 def test_few_packs_go_by_parts_of_heads_where_blocks_would_be_full(monkeypatch):

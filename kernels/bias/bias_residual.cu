@@ -1,7 +1,7 @@
 // y = x + bias + residual, over rows of x and residual; bias has one element a column.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from 2^31 elements on); for
-// halves PAIR (__half2, __nv_bfloat162); ROW_THREADS (threads of a block) for bias_residual_words, which isn't there without.
+// halves PAIR (__half2, __nv_bfloat162). ROW_THREADS (threads of a block): bias_residual_words is compiled only with it.
 //
 // As two kernels, x + bias is written and read again: five passes over a tensor where one kernel needs three. What
 // differs below is how many elements a thread moves at a time: an access takes the same address arithmetic whether it

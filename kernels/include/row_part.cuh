@@ -1,6 +1,6 @@
 // Few rows of whole units: a block has a part of one row. Such a kernel takes little more time than its latencies, so
-// nothing comes before its loads that could wait: no division, no number of threads from the launch, and no jump. For
-// behind a jump the compiler fetches parameters again, one wait after another.
+// nothing comes before its loads that could wait: no division, no number of threads from the launch, and no jump. Behind
+// a jump the compiler fetches parameters that it could have fetched before, which is one more wait.
 #pragma once
 
 struct RowPart {

@@ -11,7 +11,7 @@ from harness.collection.ops.elementwise import blocks
 MOST_ROWS = 2**16 - 1
 """Blocks in the second direction of a grid, and in the third one, on every GPU."""
 SHORTEST = 64
-"""Units of a row from which on this is fast: of shorter rows, threads of a block would have nothing to do."""
+"""Units of a row from which on this is fast: for a shorter row, a block would have too few threads with work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def expected(
         product = part @ factor.mT
         lengths = part.norm(dim=-1, keepdim=True) * factor.norm(dim=-1).unsqueeze(-2)
         equal = _is_one_number(part).unsqueeze(-1) & _is_one_number(factor).unsqueeze(-2)
-        lengths.mul_(of_sums * math.sqrt(k)).mul_(torch.where(equal, max(1.0, math.sqrt(k) / 4), 1.0))
+        lengths.mul_(torch.where(equal, max(math.sqrt(k), k / 4), math.sqrt(k))).mul_(of_sums)
         rounding = product.abs().add_(abs(offset)).mul_(unit)
         yield Expected(name, got[here], product.add_(offset), rounding.add_(lengths), first * each)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from harness.collection.ops.elementwise import blocks, power_of_2_from
+from harness.collection.ops.row_parts import MOST_ROWS
 
 THREADS = 256  # of a block, at most
 WORD = 4  # bytes
@@ -28,7 +29,6 @@ _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at wh
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
 # Elements of a batch, by their bytes, up to which register_blocks.cuh is faster than kernels with shared memory.
 _FEW = {2: 2**21, 4: 2**22}
-_MOST_OF_GRID = 2**16 - 1  # blocks, in the second and in the third direction of a grid
 _BLOCK_SIDE = 4  # elements: a thread of register_blocks.cuh has so many rows of so many
 SECTOR = 32  # bytes
 
@@ -241,7 +241,7 @@ class RegisterBlocks:
     def fits(cls, shape: Matrices) -> bool:
         """Whether rows are whole sectors, long enough for a warp, and the grid's second and third numbers suffice."""
         short = shape.rows < _LANES_DOWN * _BLOCK_SIDE or shape.cols < _LANES_ACROSS * _BLOCK_SIDE
-        many = max(shape.batch, blocks(shape.rows, _LANES_DOWN * _BLOCK_SIDE)) > _MOST_OF_GRID
+        many = max(shape.batch, blocks(shape.rows, _LANES_DOWN * _BLOCK_SIDE)) > MOST_ROWS
         return shape.cell == 1 and not short and not many and shape.whole_sectors
 
     def _cost(self) -> int:

@@ -26,9 +26,7 @@ _RESIDENT = ((1024, 24), (768, 32), (640, 40), (512, math.inf))
 _TOGETHER = 4  # rows that a team works on at once at most
 _MOST_THREADS = 1024  # of a block
 _EARLY = 512  # threads of a multiprocessor, and of a block, that have registers for numbers that they need last
-_SHORT = (
-    3  # units of a row for each lane of a warp, up to which a warp takes a row where rows are few: without a barrier
-)
+_SHORT = 3  # units of a row for each lane of a warp, up to which a warp takes one of few rows: without a barrier
 _LINE = 8  # lanes, at least, where rows are as long: narrower teams would move parts of sectors of y
 
 

@@ -61,12 +61,12 @@ class TileParameters:
 
     elements: of a unit; fewer than `size` where a matrix is small. units: of a thread. threads: of a block. row_part: 1
     where blocks have a part of one row each, with one unit a thread, and `threads` at most. few(count): elements of a
-    unit and threads of a block then, for a matrix of `count` elements.
+    unit and threads of a block then, for a matrix of `count` elements; a whole unit and a usual block unless told.
     """
 
     size: Callable[[Case], int]
-    few: Callable[[int], tuple[int, int]]
     columns: Callable[[Case], int] | None = None
+    few: Callable[[int], tuple[int, int]] | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -88,7 +88,7 @@ class TileParameters:
         count = _count(case)
         if count > _SMALL:
             return {"elements": self.size(case), "units": _UNITS, "threads": _THREADS, "row_part": 0}
-        elements, threads = self.few(count)
+        elements, threads = self.few(count) if self.few else (self.size(case), _THREADS)
         parts: Plan = {"elements": elements, "units": 1, "threads": threads, "row_part": 1}
         if self._length(case) >= SHORTEST * elements and not self.refuse(case, parts):
             return parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.elementwise import ANY, BLOCK
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
@@ -118,7 +118,7 @@ def fused(ctx: Context) -> Launch:
     "tuned",
     "16 bytes of acc an access, four of them a thread, less where there is little; GELU in 12 instructions",
     rows=("S14",),
-    tuning=_tiles.TileParameters(lambda _: _SIZE, lambda _: (_SIZE, BLOCK)).tuning,
+    tuning=_tiles.TileParameters(lambda _: _SIZE).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

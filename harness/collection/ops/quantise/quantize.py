@@ -122,7 +122,7 @@ def _few(count: int) -> tuple[int, int]:
     "tuned",
     "16 bytes of x an access, four of them a thread; less where there is little",
     rows=("S14",),
-    tuning=_tiles.TileParameters(_size, _few, _columns).tuning,
+    tuning=_tiles.TileParameters(_size, _columns, _few).tuning,
 )
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a tensor doesn't begin on 16 bytes."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.row_parts import MOST_ROWS
 from harness.collection.ops.rows._norm_grad_beside import BesidePlan
 from harness.collection.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
 from harness.collection.ops.rows._norm_grad_tuning import beside_plan, narrower, tiles_plan
@@ -32,7 +33,6 @@ DGAMMA = Tensor("dgamma", ("N",))
 DBETA = Tensor("dbeta", ("N",))
 
 _GRID = 2**31 - 1  # blocks along x
-_GRID_Y = 2**16 - 1
 _COLUMNS = 2**31  # a row has fewer columns, so that kernels can count them in 32 bits
 
 # Threads of blocks, as in norm_grad_total.cuh and norm_grad_spread.cuh.
@@ -185,7 +185,7 @@ def _inputs(t: Tensors) -> tuple[Any, ...]:
 def _groups(case: _GradCase, column_blocks: int, most_blocks: int) -> int:
     """Groups of rows that sum columns at the same time: enough to keep the GPU busy, if there are enough rows."""
     wanted = most_blocks * cuda.multiprocessors() // max(1, column_blocks)
-    return max(1, min(wanted, blocks(case.rows, _GROUP_ROWS), _GRID_Y))
+    return max(1, min(wanted, blocks(case.rows, _GROUP_ROWS), MOST_ROWS))
 
 
 def separate(ctx: Context) -> Launch:
